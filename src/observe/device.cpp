@@ -19,24 +19,30 @@ c10::Device current_cuda_device() {
   return {c10::DeviceType::CUDA, detail::current_device(c10::DeviceType::CUDA)};
 }
 
-/// From the driver, which a CUDA program has loaded: the layer does not link CUDA for a name.
-std::string cuda_name() {
+/// Asks the driver, which a CUDA program has loaded, about the current device: the layer does not
+/// link CUDA for that. Declared here as in cuda.h: CUresult and CUdevice are ints, and 0 is
+/// success.
+template <class... Results>
+bool ask_driver(const char* function, Results... results) {
   // RTLD_NOLOAD: only if it is there already.
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) {
-    return "";
+    return false;
   }
-  // Declared here as in cuda.h: CUresult and CUdevice are ints, and 0 is success.
   const auto get_device = reinterpret_cast<int (*)(int*, int)>(dlsym(driver, "cuDeviceGet"));
-  const auto get_name =
-      reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
-  std::array<char, 256> name{};
+  const auto ask = reinterpret_cast<int (*)(Results..., int)>(dlsym(driver, function));
   int device = 0;
-  const bool found = get_device != nullptr && get_name != nullptr &&
-                     get_device(&device, current_cuda_device().index()) == 0 &&
-                     get_name(name.data(), static_cast<int>(name.size()) - 1, device) == 0;
+  const bool answered = get_device != nullptr && ask != nullptr &&
+                        get_device(&device, current_cuda_device().index()) == 0 &&
+                        ask(results..., device) == 0;
   dlclose(driver);
-  return found ? name.data() : "";
+  return answered;
+}
+
+std::string cuda_name() {
+  std::array<char, 256> name{};
+  return ask_driver("cuDeviceGetName", name.data(), static_cast<int>(name.size()) - 1) ? name.data()
+                                                                                       : "";
 }
 
 /// Linux on x86; other processors have no such line.
@@ -68,6 +74,11 @@ MemoryUse take_cuda_memory() {
 /// What peak_flops() looks up.
 std::string device_name(const std::string& device_type) {
   return device_type == "cuda" ? cuda_name() : cpu_name();
+}
+
+int compute_capability() {
+  int major = 0, minor = 0;
+  return ask_driver("cuDeviceComputeCapability", &major, &minor) ? 10 * major + minor : 0;
 }
 
 /// On a CPU of the whole process: ranks that are threads share it.

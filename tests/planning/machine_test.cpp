@@ -20,6 +20,14 @@ TEST(Machine, AFileBeginsFromAKnownOne) {
   EXPECT_EQ(machine.memory_bytes, planning::machine_of("h200").memory_bytes);
 }
 
+TEST(Machine, MultipliesEightBitsAtTheirRateOrAsSixteen) {
+  const planning::Machine with = planning::machine_of("h200"),
+                          without = planning::machine_of("a100");
+  EXPECT_EQ(with.peak_flops(c10::ScalarType::Float8_e4m3fn), 1979e12);
+  EXPECT_EQ(with.peak_flops(c10::kBFloat16), 989e12);
+  EXPECT_EQ(without.peak_flops(c10::ScalarType::Float8_e4m3fn), 312e12);
+}
+
 TEST(Machine, IsReadAsItWasWritten) {
   const testing::TemporaryFolder dir;
   const std::string file = (dir.path() / "m.toml").string();

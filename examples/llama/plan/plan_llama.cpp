@@ -43,6 +43,9 @@ std::string remedy(const TrainOptions& o, MemoryKind kind) {
 
 planning::PlanOptions plan_options(const TrainOptions& o,
                                    const std::optional<planning::Machine>& machine) {
+  TESSERA_CHECK(!o.fp8 || o.device != "cuda" || !machine || machine->flops_fp8 > 0,
+                "--fp8 is given, but ", machine->name,
+                " has no products in 8 bits; leave it out, or give flops_fp8 in a file for --gpu");
   return {.machine = machine,
           .device = o.device,
           .offload = o.offload,

@@ -74,6 +74,15 @@ std::string trained_share(const Llama& model) {
   return all ? "" : fmt::format("  trained: {}", trained);
 }
 
+std::string fp8_share(const Llama& model) {
+  std::int64_t linears = 0;
+  nn::visit_modules(model, [&](const std::string&, const nn::ModuleBase& module) {
+    const auto* linear = dynamic_cast<const nn::Linear*>(&module);
+    linears += linear != nullptr && !linear->weight.slot()->of_adapter();
+  });
+  return fmt::format("fp8: {} of {} linear layers", nn::fp8_weights(model).size(), linears);
+}
+
 }  // namespace
 
 /// Agreed on: the others would otherwise set out and miss rank 0, which does the work.
@@ -102,6 +111,9 @@ void print_start(const LlamaRun& run, const training::Checkpointer& checkpoints,
   if (const std::string copies = describe_key_value_copies(run.config, run.mesh.size("tp"));
       !copies.empty()) {
     std::cout << copies << std::endl;
+  }
+  if (options.fp8) {
+    std::cout << fp8_share(*run.model) << std::endl;
   }
   if (peak_flops && !options.peak_flops.empty()) {
     std::cout << fmt::format("peak: {:.4g} TFLOP/s a rank in {}{}", *peak_flops / 1e12,

@@ -80,6 +80,24 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 
 namespace {
 
+/// The head stays in the type of computation, as usual. Before adapters are added, which stay so
+/// too.
+void convert_to_fp8(Llama& model, const TrainOptions& o) {
+  const nn::Fp8Conversion layers =
+      nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
+  TESSERA_CHECK(!layers.converted.empty(), "--fp8 is given for a model without linear layers that ",
+                "it takes: both sizes must be multiples of ", 16 * o.tp,
+                o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
+}
+
+/// A plan is made for a GPU without one.
+void check_gpu_of_fp8(const TrainOptions& o) {
+  const int capability = o.device == "cuda" ? observe::compute_capability() : 0;
+  TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
+                "capability ", capability / 10, ".", capability % 10,
+                ", and products in 8 bits need 8.9 or more; leave it out");
+}
+
 /// Before parallelize(), which shards an adapter as the weight that it belongs to.
 void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
   if (o.lora_rank > 0) {
@@ -119,6 +137,9 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config
     const nn::MetaDevice meta;
     model = std::make_shared<Llama>(config, options.seq, options.dropout);
   }
+  if (options.fp8) {
+    convert_to_fp8(*model, options);
+  }
   add_adapters_and_freeze(*model, options);
   return model;
 }
@@ -151,7 +172,7 @@ Config model_config(const TrainOptions& o) {
 
 void check_model(const TrainOptions& options) {
   const Config config = model_config(options);
-  if (options.lora_rank > 0 || !options.freeze.empty()) {
+  if (options.fp8 || options.lora_rank > 0 || !options.freeze.empty()) {
     make_meta_model(options, config);
   }
 }
@@ -159,7 +180,13 @@ void check_model(const TrainOptions& options) {
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
                                   const DeviceMesh& mesh, const ApplyPlan& apply) {
   std::shared_ptr<Llama> model = make_meta_model(options, config);
-  parallelize(*model, mesh, parallel_options(options, apply));
+  ParallelOptions parallel = parallel_options(options, apply);
+  if (options.fp8) {
+    check_gpu_of_fp8(options);
+    parallel.fsdp.all_gather_extension =
+        fsdp::fp8_all_gather(*model, scalar_type(options.param_dtype));
+  }
+  parallelize(*model, mesh, parallel);
   // Memory for this rank's shards alone.
   nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));
   return model;

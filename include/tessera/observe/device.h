@@ -14,6 +14,9 @@ namespace tessera::observe {
 /// The name of the device, of the current one where there are several; "" if it is not known.
 std::string device_name(const std::string& device_type);
 
+/// Of the current CUDA device: 89 for 8.9; 0 if it is not known.
+int compute_capability();
+
 /// The memory of one rank, in bytes.
 struct MemoryUse {
   std::int64_t peak_bytes = 0;  ///< cpu: resident, of this process; cuda: reserved by libtorch

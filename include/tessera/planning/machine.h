@@ -30,10 +30,11 @@ struct Machine {
   double network_share = 0.8;        ///< share of both bandwidths that collectives reach
   double link_latency_s = 10e-6;     ///< of a collective within a node
   double network_latency_s = 30e-6;  ///< of a collective over nodes
+  double flops_fp8 = 0;  ///< FLOP/s of products in 8 bits, dense; 0: the device has none
 
   /// Bytes that tensors can have of a device.
   std::int64_t room() const { return static_cast<std::int64_t>(memory_bytes - reserved_bytes); }
-  /// FLOP/s of products of a type, by the data sheet.
+  /// FLOP/s of products of a type, by the data sheet; of 8 bits as of 16 where it has none.
   double peak_flops(c10::ScalarType type) const;
 };
 

@@ -21,29 +21,30 @@ namespace {
 /// with one network card a GPU.
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
-    const auto gpu = [](const char* name, double memory, double half, double fp32, double bandwidth,
-                        double link, double network) {
+    const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
+                        double bandwidth, double link, double network) {
       return Machine{.name = name,
                      .memory_bytes = memory,
                      .flops_half = half,
                      .flops_fp32 = fp32,
                      .memory_bandwidth = bandwidth,
                      .link_bandwidth = link,
-                     .network_bandwidth = network};
+                     .network_bandwidth = network,
+                     .flops_fp8 = fp8};
     };
     return std::vector<Machine>{
         // NVIDIA A100 80GB SXM; DGX A100: 200 Gb/s a GPU.
-        gpu("a100", 80e9, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
+        gpu("a100", 80e9, 0, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
         // NVIDIA H100 SXM; DGX H100: 400 Gb/s a GPU.
-        gpu("h100", 80e9, 989e12, 67e12, 3.35e12, 450e9, 50e9),
+        gpu("h100", 80e9, 1979e12, 989e12, 67e12, 3.35e12, 450e9, 50e9),
         // NVIDIA H200 SXM; DGX H200: 400 Gb/s a GPU.
-        gpu("h200", 141e9, 989e12, 67e12, 4.8e12, 450e9, 50e9),
+        gpu("h200", 141e9, 1979e12, 989e12, 67e12, 4.8e12, 450e9, 50e9),
         // NVIDIA DGX B200 (1,440 GB, 64 TB/s and 14.4 TB/s of NVLink for eight), 400 Gb/s a GPU.
-        gpu("b200", 180e9, 2250e12, 75e12, 8e12, 900e9, 50e9),
+        gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9),
         // NVIDIA L40S: PCIe 4.0 x16, no NVLink; 200 Gb/s a GPU.
-        gpu("l40s", 48e9, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
+        gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
         // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s a GPU.
-        gpu("mi300x", 192e9, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9)};
+        gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9)};
   }();
   return list;
 }
@@ -65,7 +66,8 @@ constexpr std::array kFields{Field{"memory_bytes", &Machine::memory_bytes},
                              Field{"network_bandwidth", &Machine::network_bandwidth},
                              Field{"network_share", &Machine::network_share},
                              Field{"link_latency_s", &Machine::link_latency_s},
-                             Field{"network_latency_s", &Machine::network_latency_s}};
+                             Field{"network_latency_s", &Machine::network_latency_s},
+                             Field{"flops_fp8", &Machine::flops_fp8}};
 
 const Machine* preset(const std::string& name) {
   const auto found = std::ranges::find(presets(), name, &Machine::name);
@@ -127,7 +129,8 @@ Machine read_machine(const std::string& file, const std::string& asked) {
   }
   for (const Field& field : kFields) {
     const bool may_be_zero = std::string_view(field.name).ends_with("latency_s") ||
-                             std::string_view(field.name) == "reserved_bytes";
+                             std::string_view(field.name) == "reserved_bytes" ||
+                             std::string_view(field.name) == "flops_fp8";
     TESSERA_CHECK(may_be_zero || machine.*field.value > 0, file, ": \"", field.name,
                   "\" is missing; give it, or begin from a known machine: like = \"h200\"");
   }
@@ -138,6 +141,9 @@ Machine read_machine(const std::string& file, const std::string& asked) {
 }  // namespace
 
 double Machine::peak_flops(c10::ScalarType type) const {
+  if (c10::elementSize(type) == 1 && flops_fp8 > 0) {
+    return flops_fp8;
+  }
   return c10::elementSize(type) <= 2 ? flops_half : flops_fp32;
 }
 

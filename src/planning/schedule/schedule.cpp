@@ -80,14 +80,14 @@ bool is_attention(std::string_view name) {
 
 bool is_product(std::string_view name) {
   return name == "aten::mm" || name == "aten::bmm" || name == "aten::addmm" ||
-         name == "aten::addmm_" || name == "aten::convolution" ||
+         name == "aten::addmm_" || name == "aten::_scaled_mm" || name == "aten::convolution" ||
          name == "aten::convolution_backward";
 }
 
 double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;
   const bool adds = name == "aten::addmm" || name == "aten::addmm_";
-  if (adds || name == "aten::mm" || name == "aten::bmm") {
+  if (adds || name == "aten::mm" || name == "aten::bmm" || name == "aten::_scaled_mm") {
     // Not counted from the end: an out= argument is one of the inputs, too.
     const at::Tensor& left = call.inputs[adds ? 1 : 0];
     return 2.0 * static_cast<double>(call.results.front().numel()) * size_of(left, -1);

@@ -25,6 +25,7 @@ RUNS = [
     (FEW_HEADS, (1, 4, 1), ["--no-loss-parallel", "--param-dtype", "bf16"]),
     (programs.ODD, (1, 2, 1, 2), []),
     (programs.ODD, (2, 2, 1), ["--fused-projections", "--ac", "selective"]),
+    (programs.SMALL, (2, 1, 1), ["--fp8", "--param-dtype", "bf16"]),
 ]
 MORE = [(programs.ODD, *run) for run in [
     ((4, 1, 1), []),
@@ -38,6 +39,7 @@ MORE = [(programs.ODD, *run) for run in [
     ((2, 2, 1), ["--optimizer", "sgd", "--z-loss", 0.1, "--label-smoothing", 0.1]),
     ((2, 2, 1), ["--param-dtype", "bf16", "--ac", "full", "--zero", 2]),
     ((2, 2, 1), ["--no-sp-regather"]),
+    ((1, 2, 1), ["--fp8", "--ac", "selective"]),
     ((2, 2, 1), ["--loss-chunks", 3]),
     ((2, 2, 1), ["--document-mask", "--eos-token", 1008]),
     ((2, 2, 1), ["--lora-rank", 4, "--lora-dropout", 0.1]),

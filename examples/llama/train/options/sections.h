@@ -31,6 +31,7 @@ void declare_metrics(CLI::App& app, TrainOptions& options);      ///< [metrics],
 void check_fine_tuning(const TrainOptions& options);
 /// `needed`: the run reads data.
 void check_data(const TrainOptions& options, bool needed);
+void check_fp8(const TrainOptions& options);
 void check_parallelism(const TrainOptions& options);
 void check_checkpoints(const TrainOptions& options);
 void check_metrics(const TrainOptions& options);

@@ -77,6 +77,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(!o.fused_projections || o.optimizer != "muon",
                 "--fused-projections is given with --optimizer muon, which makes each matrix's "
                 "step orthogonal and would take fused ones for one; leave out one of them");
+  check_fp8(o);
   check_parallelism(o);
   check_checkpoints(o);
   check_metrics(o);

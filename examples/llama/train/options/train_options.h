@@ -64,6 +64,7 @@ struct TrainOptions {
   bool offload = false;
   std::string ac = "none";
   std::string param_dtype, reduce_dtype = "fp32";
+  bool fp8 = false;
   std::string device = "cpu", backend;
   bool allow_math_attention = false, deterministic = false;
 

@@ -78,6 +78,8 @@ void declare_steps(CLI::App& app, TrainOptions& o) {
   app.add_option("--reduce-dtype", o.reduce_dtype,
                  "Type of gradient reduction: fp32 or bf16 (fp32)")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  add_switch(app, "--fp8", o.fp8,
+             "Compute the blocks' linear layers, and gather their weights, in 8 bits (off)");
   add_switch(app, "--offload,!--no-offload", o.offload,
              "Keep shards, gradients and the optimizer's state in the host's memory");
   app.add_option("--device", o.device, "cpu or cuda (cpu)")->check(CLI::IsMember({"cpu", "cuda"}));
@@ -110,6 +112,15 @@ void declare_training(CLI::App& app, TrainOptions& o) {
   declare_steps(app, o);
   app.option_defaults()->group("validation");
   declare_validation(app, o);
+}
+
+void check_fp8(const TrainOptions& o) {
+  TESSERA_CHECK(!o.fp8 || o.param_dtype != "fp16",
+                "--fp8 is given with --param-dtype fp16, which does not have the range of scaled "
+                "8-bit numbers; take bf16");
+  TESSERA_CHECK(!o.fp8 || o.device != "cuda" || o.param_dtype == "bf16",
+                "--fp8 is given with --param-dtype ", o.param_dtype,
+                ", but on CUDA products in 8 bits give bf16; take that, or leave out one of them");
 }
 
 void check_data(const TrainOptions& o, bool needed) {
