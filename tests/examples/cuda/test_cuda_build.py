@@ -1,14 +1,38 @@
 """The CUDA half of a build, where there is one."""
+import collections
 import json
+import pathlib
+import re
 import shutil
 import subprocess
+import sysconfig
 
 import pytest
 
+import cubins
 import programs
 
 BUILD = programs.BIN.parent
 LIBRARY = BUILD / "lib" / "libtessera_cuda.so"
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+GPUS = (80, 90, 100)
+
+# The most registers a thread of any kernel of a family, on each of GPUS, by CUDA 13.0. With at most 64 an H100 keeps four
+# blocks of 256 threads on a multiprocessor, which hide the latency of its memory. One that needs more says why.
+REGISTERS = {
+    "dropout_kernel": (36, 36, 40),
+    "fill_kernel": (38, 36, 42),
+    "rms_norm_backward_kernel": (56, 56, 64),
+    "rms_norm_kernel": (39, 32, 40),
+    "rms_norm_weight_kernel": (32, 32, 32),
+    "rotary_kernel": (68, 74, 72),  # two halves of a head at once
+    "silu_mul_backward_kernel": (48, 40, 57),
+    "silu_mul_kernel": (40, 32, 40),
+}
+# Of families that the table lacks.
+MOST_REGISTERS = 128
+# Those of another release of nvcc differ a little.
+SLACK = 4
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="built without CUDA")
 
@@ -39,3 +63,43 @@ def test_kernels_are_compiled_for_several_gpus():
     for command in kernels:
         for code in ("sm_80", "sm_90a", "sm_100", "compute_100"):
             assert f"code={code}" in command
+
+
+def kernels():
+    """The library's kernels by family, the name of their template."""
+    found = cubins.kernels(LIBRARY)
+    names = subprocess.run(["c++filt"], input="\n".join(kernel.name for kernel in found), capture_output=True, text=True,
+                           check=True).stdout.splitlines()
+    families = collections.defaultdict(list)
+    for kernel, name in zip(found, names):
+        families[re.search(r"(\w+)(<.*>)?\(", name.replace("(anonymous namespace)::", ""))[1]].append(kernel)
+    return families
+
+
+def test_kernels_spill_nothing():
+    spilled = [kernel for family in kernels().values() for kernel in family if kernel.stack > 0]
+    assert spilled == []
+
+
+def test_kernels_stay_within_their_registers():
+    families = kernels()
+    assert REGISTERS.keys() <= families.keys()
+    for name, family in families.items():
+        assert {kernel.arch for kernel in family} == set(GPUS), name
+        for kernel in family:
+            most = REGISTERS[name][GPUS.index(kernel.arch)] + SLACK if name in REGISTERS else MOST_REGISTERS
+            assert kernel.registers <= most, f"{kernel}: {most} registers are its budget"
+
+
+def test_fused_kernels_include_nothing_of_libtorch_but_its_half_types():
+    """So they compile in seconds."""
+    include = pathlib.Path(sysconfig.get_path("purelib"), "torch", "include")
+    headers = sorted((SOURCE / "src/kernels/device").glob("*.h"))
+    assert headers
+    for header in headers:
+        if "cuda_runtime_api.h" in header.read_text():
+            continue  # the toolkit's headers need not be where the compiler looks
+        used = output_of("c++", "-std=c++20", "-x", "c++", "-M", "-I", SOURCE / "include", "-I", SOURCE / "src/kernels",
+                         "-I", include, header).split()
+        of_libtorch = [path for path in used if "/ATen/" in path or "/c10/core/" in path]
+        assert of_libtorch == [], header
