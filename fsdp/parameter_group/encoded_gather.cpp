@@ -1,7 +1,7 @@
 // All-gathers of encoded shards (float8 and its scales, say), which extensions make, instead of
 // values. A group still needs one collective: the encoded tensors of all parameters are packed as
-// bytes, whatever their types. GatheredState encodes in the lane of the gather and decodes in the
-// compute lane.
+// bytes, whatever their types, and sent as numbers of 8 bytes. GatheredState encodes in the lane of
+// the gather and decodes in the compute lane.
 
 #include "parameter_group/encoded_gather.h"
 
@@ -101,10 +101,11 @@ at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards) {
           .copy_(piece.tensor);
     }
   }
-  return all;
+  return all.view(at::kLong);
 }
 
-void EncodedGather::decode(const at::Tensor& gathered, const std::vector<at::Tensor>& unsharded) {
+void EncodedGather::decode(const at::Tensor& numbers, const std::vector<at::Tensor>& unsharded) {
+  const at::Tensor gathered = numbers.view(at::kByte);
   const std::int64_t ranks = gathered.size(0);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];

@@ -21,12 +21,12 @@ class EncodedGather {
   static std::optional<EncodedGather> of(const std::vector<ShardedParameter>& parameters,
                                          c10::ScalarType dtype);
 
-  /// This rank's shards -> what is gathered: bytes.
+  /// This rank's shards -> what is gathered: bytes, as numbers of 8 bytes.
   at::Tensor encode(const std::vector<at::Tensor>& shards);
-  /// `gathered` (ranks, bytes), from what encode() returned last -> `unsharded`, a tensor of
+  /// `numbers` (ranks, numbers), from what encode() returned last -> `unsharded`, a tensor of
   /// shape.sizes for each parameter. Throws Error if an extension returns other sizes than it
   /// should.
-  void decode(const at::Tensor& gathered, const std::vector<at::Tensor>& unsharded);
+  void decode(const at::Tensor& numbers, const std::vector<at::Tensor>& unsharded);
   /// Frees the metadata: its tensors are the encoding lane's, which must have waited for decode().
   void drop_metadata();
 

@@ -1,6 +1,6 @@
 // Where each shard is in a flat buffer, and the copies between such buffers and unsharded tensors.
-// A flat buffer of one rank has the padded shards one after another; a gathered one has a row of
-// that form for each rank. Nothing here communicates.
+// A flat buffer of one rank has the padded shards one after another, aligned; a gathered one has a
+// row of that form for each rank. Nothing here communicates.
 
 #include "parameter_group/flat_buffer_layout.h"
 
@@ -71,19 +71,39 @@ void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   }
 }
 
+std::int64_t end_of(const Segment& segment) {
+  return segment.offset + segment.shape.padded_numel();
+}
+
+/// The wider of two types aligns in fewer elements, so that the narrower one decides.
+c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
+  return c10::elementSize(a) < c10::elementSize(b) ? a : b;
+}
+
 }  // namespace
 
-std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes) {
+std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype) {
+  constexpr std::int64_t kAlignment = 16;
+  const std::int64_t unit =
+      std::max<std::int64_t>(1, kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype)));
   std::vector<Segment> segments;
   for (const ShardShape& shape : shapes) {
     // Padded, so that the offsets are the same on every rank and one collective fits all.
-    segments.push_back({shape, flat_numel(segments)});
+    segments.push_back({shape, flat_numel(segments), (unit - shape.padded_numel() % unit) % unit});
   }
   return segments;
 }
 
 std::int64_t flat_numel(const std::vector<Segment>& segments) {
-  return segments.empty() ? 0 : segments.back().offset + segments.back().shape.padded_numel();
+  return segments.empty() ? 0 : end_of(segments.back()) + segments.back().gap;
+}
+
+void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments) {
+  for (const Segment& segment : segments) {
+    if (segment.gap > 0) {
+      buffer.narrow(-1, end_of(segment), segment.gap).zero_();
+    }
+  }
 }
 
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank) {
@@ -95,13 +115,14 @@ at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t
 FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::ScalarType dtype,
                                    const MixedPrecisionPolicy& policy, const ShardHome& home,
                                    c10::Device device)
-    : segments_(segments_of(shapes)),
-      dtype_(dtype),
+    : dtype_(dtype),
       // Integers and booleans are not computed with in a floating-point type.
       compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
       // As FSDP2: without reduce_dtype a reduction has the computation's type.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
+      // One layout for the shards and for what is sent of them.
+      segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
 
@@ -132,6 +153,7 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
 
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer) {
+  clear_gaps(buffer, segments);
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   for (std::size_t i = 0; i < segments.size(); ++i) {

@@ -19,13 +19,20 @@ namespace tessera::fsdp {
 struct Segment {
   ShardShape shape;
   std::int64_t offset = 0;  ///< in elements
+  std::int64_t gap = 0;     ///< elements between its end and the next segment, or the buffer's end
 };
 
-/// The places of shards of these shapes, one after another.
-std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes);
+/// The places of shards of these shapes, one after another. Each begins at a multiple of 16 bytes
+/// in a buffer of `dtype`, and so does each rank's part of a gathered buffer: NCCL moves 16 bytes
+/// at a time from and to such addresses only.
+std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// Elements of a flat buffer that holds these segments one after another.
 std::int64_t flat_numel(const std::vector<Segment>& segments);
+
+/// Clears the gaps of `buffer` (..., flat numel): they are sent with the segments, and must be the
+/// same on every run.
+void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
 /// Rank `rank`'s shard in a flat buffer of its shards.
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
@@ -33,8 +40,8 @@ at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t
 /// How the shards and the unsharded tensors of a group are laid out: sizes, types and devices. It
 /// holds no tensor and communicates nothing; the same on every rank.
 ///
-/// The shards are one after another in one flat buffer, each padded to rank 0's size, so that with
-/// equal types the buffer itself is what an all-gather sends.
+/// The shards are one after another in one flat buffer, each padded to rank 0's size and aligned,
+/// so that with equal types the buffer itself is what an all-gather sends.
 class FlatBufferLayout {
  public:
   /// `shapes`: of the parameters, at least one, all split over the same ranks; `dtype`: theirs.
@@ -63,10 +70,10 @@ class FlatBufferLayout {
   bool splits_rows() const;
 
  private:
-  std::vector<Segment> segments_;
   c10::ScalarType dtype_;
   c10::ScalarType compute_dtype_;
   c10::ScalarType reduce_dtype_;
+  std::vector<Segment> segments_;
   ShardHome home_;
   c10::Device device_;
 };
@@ -76,8 +83,8 @@ class FlatBufferLayout {
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
-/// The inverse, into `buffer` (ranks, flat numel), casting to its type. Padding, and segments whose
-/// tensor is undefined, become zeros. `unsharded` may have any strides.
+/// The inverse, into `buffer` (ranks, flat numel), casting to its type. Padding, gaps, and segments
+/// whose tensor is undefined, become zeros. `unsharded` may have any strides.
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
 

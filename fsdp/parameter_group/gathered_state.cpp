@@ -281,7 +281,7 @@ void GatheredState::fill(CommContext& context) {
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
     const std::int64_t ranks = layout().ranks();
-    // The width is in bytes under an extension, in elements otherwise.
+    // The width is in numbers of 8 bytes under an extension, in elements otherwise.
     const at::Tensor rows = gathered_->tensor.view({ranks, gathered_->tensor.numel() / ranks});
     encoded_ ? encoded_->decode(rows, tensors) : unpack(rows, layout().segments(), tensors);
     decoded_ = context.streams().record(Lane::kCompute);

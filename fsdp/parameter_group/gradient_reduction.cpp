@@ -108,7 +108,7 @@ void GradientReduction::start(CommContext& context) {
   for (const ShardedParameter* parameter : parameters_) {
     shapes.push_back(parameter->shape());
   }
-  segments_ = segments_of(shapes);
+  segments_ = segments_of(shapes, options_.dtype);
   context.streams().begin_unit(Lane::kReduceScatter, label());
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
@@ -124,6 +124,7 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   context.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({flat_numel(segments_)}, tensor_options());
+  clear_gaps(output_, segments_);
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -30,17 +30,20 @@ c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// `own`, padded with zeros to `length` bytes, on `device`.
-at::Tensor to_bytes(std::string own, std::size_t length, c10::Device device) {
+/// `own`, padded with zeros to `length` bytes and to numbers of 8 bytes, on `device`: text takes
+/// the wide way through NCCL, too.
+at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
+  constexpr std::int64_t kWidth = sizeof(std::int64_t);
+  const std::int64_t count = (length + kWidth - 1) / kWidth;
   // The copy is needed on a CPU too: the bytes belong to `own`, which ends with this function.
-  own.resize(length);
-  return at::from_blob(own.data(), {static_cast<std::int64_t>(length)}, at::kByte)
-      .to(carrier(device), at::kByte, /*non_blocking=*/false, /*copy=*/true);
+  own.resize(static_cast<std::size_t>(count * kWidth));
+  return at::from_blob(own.data(), {count}, at::kLong)
+      .to(carrier(device), at::kLong, /*non_blocking=*/false, /*copy=*/true);
 }
 
 /// Bytes after `length` are padding.
-std::string to_text(const at::Tensor& bytes, std::int64_t length) {
-  const at::Tensor host = bytes.cpu();
+std::string to_text(const at::Tensor& numbers, std::int64_t length) {
+  const at::Tensor host = numbers.cpu();
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
 }
 
@@ -132,8 +135,8 @@ std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
   const auto lengths = gather_values(group, device, {static_cast<std::int64_t>(own.size())});
   // An all-gather moves equally many bytes from each rank, so all are padded to the longest.
   const auto longest = std::ranges::max_element(lengths)->front();
-  const at::Tensor input = to_bytes(own, static_cast<std::size_t>(longest), device);
-  const at::Tensor output = at::empty({group.size(), longest}, input.options());
+  const at::Tensor input = to_numbers(own, longest, device);
+  const at::Tensor output = at::empty({group.size(), input.numel()}, input.options());
   group.all_gather(output, input)->wait();
   std::vector<std::string> texts;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -171,9 +174,9 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
       over(&own_length, 1).to(carrier(device), at::kLong, false, /*copy=*/true);
   group.broadcast(length, root)->wait();
   const std::int64_t count = length.cpu().const_data_ptr<std::int64_t>()[0];
-  const at::Tensor bytes = to_bytes(own, static_cast<std::size_t>(count), device);
-  group.broadcast(bytes, root)->wait();
-  return to_text(bytes, count);
+  const at::Tensor numbers = to_numbers(own, count, device);
+  group.broadcast(numbers, root)->wait();
+  return to_text(numbers, count);
 }
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,

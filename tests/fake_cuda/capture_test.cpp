@@ -34,11 +34,11 @@ TEST_F(FakeCapture, WorkIsDoneAtEachLaunch) {
   begin();
   expect_ok(cudaMemsetAsync(value, 0, sizeof(int), stream_));
   expect_ok(end());
-  EXPECT_EQ(*value, 1);
+  EXPECT_EQ(value_of(value), 1);
   for (int i = 0; i < 2; ++i) {
-    *value = 1;
+    write(value, {1});
     launch();
-    EXPECT_EQ(*value, 0);
+    EXPECT_EQ(value_of(value), 0);
   }
 }
 
@@ -54,9 +54,9 @@ TEST_F(FakeCapture, OtherStreamsJoinByEvents) {
   expect_ok(cudaEventRecord(join, other));
   expect_ok(cudaStreamWaitEvent(stream_, join, 0));
   expect_ok(end());
-  EXPECT_EQ(*value, 1);
+  EXPECT_EQ(value_of(value), 1);
   launch();
-  EXPECT_EQ(*value, 0);
+  EXPECT_EQ(value_of(value), 0);
 }
 
 TEST_F(FakeCapture, StreamThatIsNotJoinedIsAnError) {

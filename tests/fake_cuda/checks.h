@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <future>
 #include <vector>
 
@@ -26,18 +25,30 @@ inline cudaEvent_t new_event() {
   return event;
 }
 
-/// Memory of a device; on the fake, the host can read and write it.
+template <class T>
+void write(T* pointer, const std::vector<T>& values) {
+  expect_ok(cudaMemcpy(pointer, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+}
+
+/// Memory of a device.
 template <class T>
 T* on_device(const std::vector<T>& values) {
   void* pointer = nullptr;
   expect_ok(cudaMalloc(&pointer, values.size() * sizeof(T)));
-  std::memcpy(pointer, values.data(), values.size() * sizeof(T));
+  write(static_cast<T*>(pointer), values);
   return static_cast<T*>(pointer);
 }
 
 template <class T>
 std::vector<T> values_of(const T* pointer, std::size_t count) {
-  return {pointer, pointer + count};
+  std::vector<T> values(count);
+  expect_ok(cudaMemcpy(values.data(), pointer, count * sizeof(T), cudaMemcpyDeviceToHost));
+  return values;
+}
+
+template <class T>
+T value_of(const T* pointer) {
+  return values_of(pointer, 1).front();
 }
 
 /// Work of a stream that ends only after open(), as a long kernel does.

@@ -54,6 +54,26 @@ TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
   cudaGetLastError();
 }
 
+/// The name of a kernel that takes 8 elements at a time: silu_mul_kernel<c10::BFloat16,
+/// 8>(SiluMul).
+constexpr const char* kVectorKernel =
+    "_ZN7tessera7kernels15silu_mul_kernelIN3c108BFloat16ELi8EEEvNS0_7SiluMulE";
+
+TEST(FakeLaunches, OfVectorsTakeAlignedAddresses) {
+  static const char kernel = 0;
+  __cudaRegisterFunction(nullptr, &kernel, nullptr, kVectorKernel, -1, nullptr, nullptr, nullptr,
+                         nullptr, nullptr);
+  const auto launch_on = [](const char* gate, const char* up) {
+    const void* call[32] = {gate, up};  // at least as large as SiluMul
+    void* arguments[] = {call};
+    return cudaLaunchKernel(&kernel, {1}, {1}, arguments, 0, nullptr);
+  };
+  const auto* const device = reinterpret_cast<const char*>(on_device(std::vector<float>(8)));
+  expect_ok(launch_on(device, device + 16));
+  EXPECT_EQ(launch_on(device, device + 4), cudaErrorMisalignedAddress);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMisalignedAddress);
+}
+
 /// A communicator of one rank, whose buffers are checked as any.
 class FakeBuffers : public ::testing::Test {
  protected:

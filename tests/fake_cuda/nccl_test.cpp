@@ -57,11 +57,12 @@ TEST(FakeNccl, AllGather) {
   on_ranks(3, [](const Rank& self) {
     float* const all = on_device(std::vector<float>(3 * kMany));
     float* const own = all + static_cast<std::size_t>(self.rank) * kMany;
-    std::fill(own, own + kMany, static_cast<float>(self.rank));
+    write(own, std::vector<float>(kMany, static_cast<float>(self.rank)));
     expect_nccl(ncclAllGather(own, all, kMany, ncclFloat32, self.communicator, self.stream));
     self.synchronize();
+    const std::vector<float> gathered = values_of(all, 3 * kMany);
     for (std::size_t i = 0; i < 3 * kMany; ++i) {
-      ASSERT_EQ(all[i], static_cast<float>(i / kMany));
+      ASSERT_EQ(gathered[i], static_cast<float>(i / kMany));
     }
     expect_nccl(ncclCommDestroy(self.communicator));
   });
@@ -78,7 +79,7 @@ TEST(FakeNccl, ReduceScatterAndAllReduceInPlace) {
     EXPECT_EQ(values_of(own, 2), (std::vector<float>{3 * i + 3, 3 * i + 6}));
     expect_nccl(ncclAllReduce(own, own, 1, ncclFloat32, ncclMax, self.communicator, self.stream));
     self.synchronize();
-    EXPECT_EQ(*own, 15);
+    EXPECT_EQ(value_of(own), 15);
   });
 }
 
@@ -88,7 +89,7 @@ TEST(FakeNccl, ReducesInEachWay) {
       int* const value = on_device<int>({self.rank + 2});
       expect_nccl(ncclAllReduce(value, value, 1, ncclInt32, op, self.communicator, self.stream));
       self.synchronize();
-      return *value;
+      return value_of(value);
     };
     EXPECT_EQ(reduced(ncclSum), 9);
     EXPECT_EQ(reduced(ncclAvg), 3);
@@ -109,7 +110,7 @@ void expect_sum_of(ncclDataType_t type) {
     T* const value = on_device<T>({static_cast<T>(self.rank + 1.0F)});
     expect_nccl(ncclAllReduce(value, value, 1, type, ncclSum, self.communicator, self.stream));
     self.synchronize();
-    EXPECT_EQ(static_cast<float>(*value), 3.0F);
+    EXPECT_EQ(static_cast<float>(value_of(value)), 3.0F);
   });
 }
 
@@ -133,7 +134,7 @@ TEST(FakeNccl, BroadcastReduceAndAllToAll) {
     expect_nccl(
         ncclReduce(value, value, 1, ncclFloat32, ncclSum, 1, self.communicator, self.stream));
     self.synchronize();
-    EXPECT_EQ(*value, self.rank == 1 ? 6 : 2);
+    EXPECT_EQ(value_of(value), self.rank == 1 ? 6 : 2);
     float* const from = on_device(counting(10 * self.rank, 3));
     float* const to = on_device(std::vector<float>(3));
     expect_nccl(ncclAlltoAll(from, to, 1, ncclFloat32, self.communicator, self.stream));
@@ -154,7 +155,7 @@ TEST(FakeNccl, GroupedSendsAndReceivesDoNotWaitForEachOther) {
     expect_nccl(ncclRecv(to, kMany, ncclFloat32, previous, self.communicator, self.stream));
     expect_nccl(ncclGroupEnd());
     self.synchronize();
-    EXPECT_EQ(to[kMany - 1], static_cast<float>(previous));
+    EXPECT_EQ(value_of(to + kMany - 1), static_cast<float>(previous));
   });
 }
 
@@ -216,7 +217,7 @@ TEST(FakeNccl, SplitsByColorAndKey) {
     int* const sum = on_device<int>({self.rank});
     expect_nccl(ncclAllReduce(sum, sum, 1, ncclInt32, ncclSum, half, self.stream));
     self.synchronize();
-    EXPECT_EQ(*sum, self.rank % 2 == 0 ? 2 : 4);
+    EXPECT_EQ(value_of(sum), self.rank % 2 == 0 ? 2 : 4);
   });
 }
 
@@ -240,7 +241,7 @@ TEST(FakeNccl, ShrinksWithoutTheExcluded) {
     int* const sum = on_device<int>({self.rank});
     expect_nccl(ncclAllReduce(sum, sum, 1, ncclInt32, ncclSum, rest, self.stream));
     self.synchronize();
-    EXPECT_EQ(*sum, 2);
+    EXPECT_EQ(value_of(sum), 2);
   });
 }
 
@@ -277,13 +278,13 @@ TEST(FakeNccl, CapturedCollectivesRunAtEachLaunch) {
     expect_nccl(ncclAllReduce(sum, sum, 1, ncclInt32, ncclSum, self.communicator, self.stream));
     cudaGraph_t graph = nullptr;
     expect_ok(cudaStreamEndCapture(self.stream, &graph));
-    EXPECT_EQ(*sum, 1);
+    EXPECT_EQ(value_of(sum), 1);
     cudaGraphExec_t executable = nullptr;
     expect_ok(cudaGraphInstantiateWithFlags(&executable, graph, 0));
     expect_ok(cudaGraphLaunch(executable, self.stream));
     expect_ok(cudaGraphLaunch(executable, self.stream));
     self.synchronize();
-    EXPECT_EQ(*sum, 4);
+    EXPECT_EQ(value_of(sum), 4);
   });
 }
 

@@ -13,11 +13,11 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   Gate gate(stream);
   int* const value = on_device<int>({1});
   expect_ok(cudaMemsetAsync(value, 0, sizeof(int), stream));
-  EXPECT_EQ(*value, 1);
+  EXPECT_EQ(value_of(value), 1);
   EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
   gate.open();
   expect_ok(cudaStreamSynchronize(stream));
-  EXPECT_EQ(*value, 0);
+  EXPECT_EQ(value_of(value), 0);
   expect_ok(cudaStreamQuery(stream));
 }
 
@@ -33,10 +33,10 @@ TEST(FakeStreams, OneWaitsForTheEventOfAnother) {
   int* const copy = on_device<int>({7});
   expect_ok(cudaMemcpyAsync(copy, value, sizeof(int), cudaMemcpyDeviceToDevice, second));
   EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
-  EXPECT_EQ(*copy, 7);
+  EXPECT_EQ(value_of(copy), 7);
   gate.open();
   expect_ok(cudaStreamSynchronize(second));
-  EXPECT_EQ(*copy, 0);
+  EXPECT_EQ(value_of(copy), 0);
 }
 
 TEST(FakeStreams, DoNotWaitForEachOtherWithoutAWait) {
@@ -48,7 +48,7 @@ TEST(FakeStreams, DoNotWaitForEachOtherWithoutAWait) {
   int* const copy = on_device<int>({7});
   expect_ok(cudaMemcpyAsync(copy, value, sizeof(int), cudaMemcpyDeviceToDevice, second));
   expect_ok(cudaStreamSynchronize(second));
-  EXPECT_EQ(*copy, 1);
+  EXPECT_EQ(value_of(copy), 1);
   gate.open();
   expect_ok(cudaDeviceSynchronize());
 }
@@ -62,7 +62,7 @@ TEST(FakeCopies, PageableMemoryMayChangeAfterTheCall) {
   host = 2;
   gate.open();
   expect_ok(cudaStreamSynchronize(stream));
-  EXPECT_EQ(*value, 1);
+  EXPECT_EQ(value_of(value), 1);
 }
 
 TEST(FakeCopies, PinnedMemoryIsReadWhenTheStreamGetsThere) {
@@ -77,7 +77,7 @@ TEST(FakeCopies, PinnedMemoryIsReadWhenTheStreamGetsThere) {
   *host = 2;
   gate.open();
   expect_ok(cudaStreamSynchronize(stream));
-  EXPECT_EQ(*value, 2);
+  EXPECT_EQ(value_of(value), 2);
 }
 
 TEST(FakeMemory, IsCountedPerDevice) {
@@ -103,6 +103,15 @@ TEST(FakeMemory, IsCountedPerDevice) {
 TEST(FakeMemory, MoreThanADeviceHasIsRefused) {
   void* pointer = nullptr;
   EXPECT_EQ(cudaMalloc(&pointer, std::size_t{200} << 30), cudaErrorMemoryAllocation);
+}
+
+TEST(FakeMemoryDeathTest, OfADeviceIsNotTheHosts) {
+  int* const value = on_device<int>({1});
+  const auto touch = [](int* at) { *static_cast<volatile int*>(at) = 2; };
+  EXPECT_EXIT(touch(value), ::testing::KilledBySignal(SIGSEGV),
+              "the host touches memory of a device");
+  EXPECT_EXIT(touch(nullptr), ::testing::KilledBySignal(SIGSEGV), "^$");
+  EXPECT_EQ(value_of(value), 1);
 }
 
 TEST(FakeHandles, EndedOnesAreRefused) {

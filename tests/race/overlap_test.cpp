@@ -10,6 +10,7 @@
 #include "race/checked_rank.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/linear.h"
+#include "tessera/tensor_parallel/parallelize.h"
 #include "testing/module_values.h"
 #include "testing/values.h"
 
@@ -32,9 +33,20 @@ Costs costs() {
           .network = bytes / kGatherMicroseconds};
 }
 
+/// Every second layer's outputs are split, and the next one sums over its inputs.
+void split_over(const DeviceMesh& tp, nn::ModuleBase& stack) {
+  tensor_parallel::ParallelizePlan plan;
+  for (int i = 0; i < kLayers; ++i) {
+    plan.emplace_back(std::to_string(i), i % 2 == 0 ? tensor_parallel::colwise_parallel()
+                                                    : tensor_parallel::rowwise_parallel());
+  }
+  tensor_parallel::parallelize_module(stack, tp, plan);
+}
+
 /// A stem and a head, which are the root's, and layers between them.
 struct Stack : nn::Module<Stack> {
-  explicit Stack(const DeviceMesh& mesh) {
+  explicit Stack(const DeviceMesh& whole) {
+    const DeviceMesh mesh = whole["dp"];
     const nn::LinearOptions options{.bias = false};
     for (int i = 0; i < kLayers + 2; ++i) {
       const std::string name = i == 0 ? "stem" : i > kLayers ? "head" : std::to_string(i - 1);
@@ -42,6 +54,9 @@ struct Stack : nn::Module<Stack> {
           register_module(name, std::make_shared<nn::Linear>(kWidth, kWidth, options)));
     }
     testing::fill(*this);
+    if (whole.ndim() > 1) {
+      split_over(whole["tp"], *this);
+    }
     for (int i = 1; i <= kLayers; ++i) {
       fsdp::fully_shard(*layers[static_cast<std::size_t>(i)], mesh);
     }
@@ -81,12 +96,12 @@ struct Recorded {
   std::vector<std::string> faults;
 };
 
-/// Steps of rank 0 of two.
-Recorded record_steps(int count) {
+/// Steps of rank 0 of two, or of two times `tp`.
+Recorded record_steps(int count, int tp = 1) {
   Recorded recorded;
-  RunRanks(2, [&](Rank& rank) {
+  RunRanks(2 * tp, [&](Rank& rank) {
     CheckedRank checked(rank, {}, costs());
-    Stack model(checked.mesh({2}, {"dp"}));
+    Stack model(tp == 1 ? checked.mesh({2}, {"dp"}) : checked.mesh({2, tp}, {"dp", "tp"}));
     checked.watch(model);
     Timeline& timeline = checked.checker().timeline();
     for (int i = 0; i < count; ++i) {
@@ -124,6 +139,29 @@ TEST(Overlap, ExposesTheFirstGatherAndTheLastReductionAlone) {
     ASSERT_TRUE(backward.size() == 1 && backward.contains(kRootsReduction))
         << ::testing::PrintToString(backward);
     EXPECT_NEAR(backward.at(kRootsReduction), 2 * kGatherMicroseconds, 1);
+  }
+}
+
+/// What is exposed of the collectives of units.
+Exposed of_units(Exposed exposed) {
+  std::erase_if(exposed,
+                [](const auto& each) { return each.first.find("unit") == std::string::npos; });
+  return exposed;
+}
+
+// The sums over tp are in the way of computation; the gathers and reductions of layers are not.
+TEST(Overlap, IsTheSameUnderTensorParallelism) {
+  const Recorded recorded = record_steps(3, 2);
+  EXPECT_EQ(recorded.faults, std::vector<std::string>{});
+  for (std::size_t step = 1; step < recorded.steps.size(); ++step) {
+    const Exposed& forward = recorded.steps[step].forward;
+    EXPECT_GT(forward.size(), 1U) << ::testing::PrintToString(forward);
+    const Exposed gathers = of_units(forward);
+    ASSERT_TRUE(gathers.size() == 1 && gathers.contains(kRootsGather))
+        << ::testing::PrintToString(gathers);
+    const Exposed reductions = of_units(recorded.steps[step].backward);
+    ASSERT_TRUE(reductions.size() == 1 && reductions.contains(kRootsReduction))
+        << ::testing::PrintToString(reductions);
   }
 }
 

@@ -27,13 +27,44 @@ namespace {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// all_gather only moves data, so the type does not matter to it.
-std::vector<at::Tensor> all_as_bytes(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> bytes;
-  for (const at::Tensor& tensor : tensors) {
-    bytes.push_back(as_bytes(tensor));
+/// Flat, for collectives that only move data, in the widest type that NCCL knows and that fits the
+/// elements: it does not know complex numbers and 16-bit integers. Only what has elements of a byte
+/// goes as bytes. The type follows from that of the tensor alone, so that ranks call with equal
+/// ones.
+at::Tensor as_moved(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.view({-1});
+  switch (tensor.element_size()) {
+    case 16:
+    case 8:
+      return flat.view(at::kLong);
+    case 4:
+      return flat.view(at::kInt);
+    case 2:
+      return flat.view(at::kBFloat16);
+    default:
+      return flat.view(at::kByte);
   }
-  return bytes;
+}
+
+std::vector<at::Tensor> all_as_moved(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> moved;
+  for (const at::Tensor& tensor : tensors) {
+    moved.push_back(as_moved(tensor));
+  }
+  return moved;
+}
+
+/// Counts of `tensor`'s elements as counts of those that as_moved() gives it.
+std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
+                                          const at::Tensor& tensor) {
+  constexpr std::int64_t kWidest = 8;
+  std::vector<std::int64_t> moved(counts.begin(), counts.end());
+  if (tensor.element_size() > kWidest) {
+    for (std::int64_t& count : moved) {
+      count *= tensor.element_size() / kWidest;
+    }
+  }
+  return moved;
 }
 
 /// Shapes do not matter to a collective, so c10d gets flat tensors.
@@ -108,11 +139,10 @@ class NcclCommunicator final : public Communicator {
   explicit NcclCommunicator(NcclGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // Types that NCCL does not know still move: as bytes.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor to = as_bytes(output);
-    const at::Tensor from = as_bytes(input);
+    const at::Tensor to = as_moved(output);
+    const at::Tensor from = as_moved(input);
     return run("all_gather",
                [&](auto& group) { return detail::start_all_gather(group, to, from); });
   }
@@ -134,8 +164,8 @@ class NcclCommunicator final : public Communicator {
   WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const std::vector<at::Tensor> to = all_as_bytes(outputs);
-    const std::vector<at::Tensor> from = all_as_bytes(inputs);
+    const std::vector<at::Tensor> to = all_as_moved(outputs);
+    const std::vector<at::Tensor> from = all_as_moved(inputs);
     return run("all_gather",
                [&](auto& group) { return detail::start_all_gather(group, to, from); });
   }
@@ -156,10 +186,10 @@ class NcclCommunicator final : public Communicator {
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor to = as_bytes(output);
-    const at::Tensor from = as_bytes(input);
-    auto receives = counts_in_bytes(output_counts, output.element_size());
-    auto sends = counts_in_bytes(input_counts, input.element_size());
+    const at::Tensor to = as_moved(output);
+    const at::Tensor from = as_moved(input);
+    const auto receives = counts_as_moved(output_counts, output);
+    const auto sends = counts_as_moved(input_counts, input);
     return run("all_to_all", [&](auto& group) {
       return detail::start_all_to_all(group, to, from, receives, sends);
     });
@@ -167,9 +197,9 @@ class NcclCommunicator final : public Communicator {
 
   WorkPtr broadcast(const at::Tensor& tensor, int root) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor bytes = as_bytes(tensor);
+    const at::Tensor moved = as_moved(tensor);
     return run("broadcast",
-               [&](auto& group) { return detail::start_broadcast(group, bytes, root); });
+               [&](auto& group) { return detail::start_broadcast(group, moved, root); });
   }
 
   // The memory pool registers what it holds with the communicator, which must be there by then.

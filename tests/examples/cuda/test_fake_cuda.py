@@ -59,6 +59,7 @@ CASES = [
     Case("dp_tp", dp=2, tp=2, dtype="fp16", flags="--ac full --dropout 0.1 --ema 0.9"),
     Case("hsdp", dp=2, replicas=2, dtype="fp32", flags="--accumulate 2 --lora-rank 4 --lora-dropout 0.1"),
     Case("replicas_tp", tp=2, replicas=2, flags="--zero 2 --ac selective"),
+    Case("bf16_sums", dp=2, replicas=2, flags="--zero 2 --accumulate 2 --reduce-dtype bf16"),
     Case("offload", dp=2, flags="--offload --accumulate 2 --ac full"),
     Case("offload_tp", dp=2, tp=2, flags="--offload --zero 2"),
     Case("fused", flags="--fused-projections"),
@@ -220,6 +221,32 @@ def test_collectives_of_every_layer_have_high_priority(case):
     for row in reports(case)[0]["collectives"]:
         if row["collective"] in ("all_gather", "reduce_scatter"):
             assert row["priority"] < 0, row
+
+
+@of_cases(NCCL)
+def test_groups_share_no_stream(case):
+    """So that a gather over dp runs beside the collectives over tp, and beside kernels."""
+    report = reports(case)[0]
+    streams = {}
+    for row in report["collectives"]:
+        streams.setdefault(row["stream"], set()).add(row["communicator"])
+    assert all(len(communicators) == 1 for communicators in streams.values()), streams
+    assert all(row["launches"] == 0 for row in report["streams"] if row["stream"] in streams)
+
+
+@of_cases(NCCL)
+def test_nccl_moves_wide_packs(case):
+    """From other addresses, and of elements of a byte, it moves single bytes, many times slower. A rank's part of a vector
+    may be of any size: it is gathered to its place, and short."""
+    for row in reports(case)[0]["collectives"]:
+        assert row["unaligned"] == 0 and row["unaligned_part"] < 128 and row["type"] not in ("int8", "uint8"), row
+
+
+@of_cases([case for case in NCCL if case.tp == case.cp == 1])
+def test_gradients_are_reduced_in_the_type_of_the_flag(case):
+    rows = [row for row in reports(case)[0]["collectives"] if row["collective"] == "reduce_scatter" or
+            row["collective"] == "all_reduce" and row["bytes"] > 1000]
+    assert {row["type"] for row in rows} == {"bf16" if "--reduce-dtype bf16" in case.flags else "fp32"}
 
 
 @of_cases([case for case in CASES if not case.staged])

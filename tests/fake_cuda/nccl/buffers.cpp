@@ -10,6 +10,9 @@
 namespace fake_cuda {
 namespace {
 
+/// What NCCL moves at a time, where addresses allow it.
+constexpr std::size_t kUnit = 16;
+
 struct Buffer {
   const void* data;
   std::size_t bytes;
@@ -83,8 +86,15 @@ bool check_buffers(const Operation& operation) {
 }
 
 bool is_aligned(const Operation& operation) {
-  constexpr std::size_t kUnit = 16;
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
+}
+
+std::size_t bytes_of_unaligned_parts(const Operation& operation) {
+  const bool in_parts = operation.collective == Collective::kAllGather ||
+                        operation.collective == Collective::kReduceScatter ||
+                        operation.collective == Collective::kAllToAll;
+  const std::size_t part = operation.count * bytes_of(operation.type);
+  return in_parts && operation.communicator->ranks() > 1 && part % kUnit != 0 ? part : 0;
 }
 
 }  // namespace fake_cuda

@@ -14,4 +14,8 @@ bool check_buffers(const Operation& operation);
 /// slower.
 bool is_aligned(const Operation& operation);
 
+/// Bytes of each rank's part, if this is no multiple of 16: the parts of most ranks then begin
+/// where NCCL moves single bytes. Else 0.
+std::size_t bytes_of_unaligned_parts(const Operation& operation);
+
 }  // namespace fake_cuda

@@ -4,6 +4,7 @@
 #include "nccl/launch.h"
 #include "nccl/reduction.h"
 #include "record/record.h"
+#include "runtime/memory.h"
 
 namespace fake_cuda {
 namespace {
@@ -95,7 +96,7 @@ ncclResult_t ncclReduce(const void* send, void* receive, std::size_t count, nccl
 // The factor is read at the call: on the fake, memory of a device can be.
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* factor, ncclDataType_t type,
                                       ncclScalarResidence_t, ncclComm_t) {
-  *op = make_scaled_sum(number_at(factor, type));
+  *op = make_scaled_sum(number_at(view_of(factor), type));
   return ncclSuccess;
 }
 

@@ -67,6 +67,8 @@ void count(const std::vector<Operation>& operations) {
     ++use.calls;
     use.bytes += static_cast<std::int64_t>(operation.input_bytes());
     use.unaligned += is_aligned(operation) ? 0 : 1;
+    use.unaligned_part = std::max(use.unaligned_part,
+                                  static_cast<std::int64_t>(bytes_of_unaligned_parts(operation)));
     ++record().streams[operation.stream->id()].collectives;
   }
 }

@@ -5,9 +5,17 @@
 #include <list>
 
 #include "nccl/reduction.h"
+#include "runtime/memory.h"
 
 namespace fake_cuda {
 namespace {
+
+/// `operation` on the addresses at which the fake reads and writes.
+Operation viewed(Operation operation) {
+  operation.send = view_of(operation.send);
+  operation.receive = view_of(operation.receive);
+  return operation;
+}
 
 std::byte* block(const void* buffer, std::size_t index, std::size_t bytes) {
   return static_cast<std::byte*>(const_cast<void*>(buffer)) + index * bytes;
@@ -202,7 +210,7 @@ bool execute(std::vector<Operation> operations,
   Transfers transfers;
   std::list<Run> runs;  // the transfers point into them
   for (Operation& operation : operations) {
-    runs.emplace_back(std::move(operation)).start(transfers);
+    runs.emplace_back(viewed(std::move(operation))).start(transfers);
   }
   if (!transfers.run(deadline)) {
     return false;

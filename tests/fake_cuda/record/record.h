@@ -54,8 +54,9 @@ struct CollectiveKey {
 
 struct CollectiveUse {
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;      ///< of this rank's input
-  std::int64_t unaligned = 0;  ///< calls whose buffers do not begin at a multiple of 16 bytes
+  std::int64_t bytes = 0;           ///< of this rank's input
+  std::int64_t unaligned = 0;       ///< calls whose buffers do not begin at a multiple of 16 bytes
+  std::int64_t unaligned_part = 0;  ///< bytes of the largest part that is no multiple of 16 bytes
 };
 
 /// The record of the process. `mutex` guards every member.

@@ -74,7 +74,8 @@ Json collectives_json() {
                     {"priority", key.priority},
                     {"calls", use.calls},
                     {"bytes", use.bytes},
-                    {"unaligned", use.unaligned}});
+                    {"unaligned", use.unaligned},
+                    {"unaligned_part", use.unaligned_part}});
   }
   return rows;
 }

@@ -46,11 +46,12 @@ std::shared_ptr<std::vector<std::byte>> staged(const void* from, std::size_t byt
 cudaError_t copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
   if (kind_of(from) == MemoryKind::kPageable) {
     enqueue(stream, [=, source = staged(from, bytes)](Stream& on) {
-      on.submit([=] { std::memcpy(to, source->data(), bytes); });
+      on.submit([=] { std::memcpy(view_of(to), source->data(), bytes); });
     });
     return cudaSuccess;
   }
-  enqueue(stream, [=](Stream& on) { on.submit([=] { std::memmove(to, from, bytes); }); });
+  enqueue(stream,
+          [=](Stream& on) { on.submit([=] { std::memmove(view_of(to), view_of(from), bytes); }); });
   if (kind_of(to) == MemoryKind::kPageable) {
     // The driver does not return from such a copy before it is done.
     if (forbidden_by_capture("cudaMemcpyAsync to pageable memory", stream.capture)) {
@@ -99,7 +100,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
     return cudaErrorInvalidResourceHandle;
   }
   count_call("cudaMemsetAsync");
-  enqueue(*stream, [=](Stream& on) { on.submit([=] { std::memset(to, value, bytes); }); });
+  enqueue(*stream, [=](Stream& on) { on.submit([=] { std::memset(view_of(to), value, bytes); }); });
   return cudaSuccess;
 }
 

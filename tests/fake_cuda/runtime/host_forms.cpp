@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "random_elements.h"
+#include "runtime/memory.h"
 
 namespace fake_cuda {
 namespace {
@@ -22,7 +23,7 @@ template <class T, class Draw>
 std::function<void()> fill(void** arguments) {
   return [data = *static_cast<T**>(arguments[0]), box = *static_cast<BoxView*>(arguments[1]),
           draw = *static_cast<Draw*>(arguments[2]), key = *static_cast<PhiloxKey*>(arguments[3])] {
-    fill_elements(data, box, draw, key, /*first=*/0, /*step=*/1);
+    fill_elements(view_of(data), box, draw, key, /*first=*/0, /*step=*/1);
   };
 }
 
@@ -33,7 +34,7 @@ std::function<void()> drop(void** arguments) {
       [out = *static_cast<T**>(arguments[0]), x = *static_cast<const T**>(arguments[1]),
        box = *static_cast<BoxView*>(arguments[2]), p = *static_cast<double*>(arguments[3]),
        scale = *static_cast<Compute*>(arguments[4]), key = *static_cast<PhiloxKey*>(arguments[5])] {
-        drop_elements(out, x, box, p, scale, key, /*first=*/0, /*step=*/1);
+        drop_elements(view_of(out), view_of(x), box, p, scale, key, /*first=*/0, /*step=*/1);
       };
 }
 

@@ -34,18 +34,23 @@ bool fits(const LaunchSizes& sizes) {
 
 cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size_t shared_limit) {
   if (!fits(sizes)) {
-    count_violation("a launch of " + text(sizes.grid) + " blocks of " + text(sizes.block) +
-                    " threads: " + demangle(kernel));
-    last_error = cudaErrorInvalidConfiguration;
-  } else if (sizes.shared_bytes > shared_limit) {
-    count_violation("a launch with " + std::to_string(sizes.shared_bytes) +
-                    " bytes of shared memory, of " + std::to_string(shared_limit) +
-                    " that the kernel may have: " + demangle(kernel));
-    last_error = cudaErrorInvalidValue;
-  } else {
-    return cudaSuccess;
+    return refuse_launch("a launch of " + text(sizes.grid) + " blocks of " + text(sizes.block) +
+                             " threads: " + demangle(kernel),
+                         cudaErrorInvalidConfiguration);
   }
-  return last_error;
+  if (sizes.shared_bytes > shared_limit) {
+    return refuse_launch("a launch with " + std::to_string(sizes.shared_bytes) +
+                             " bytes of shared memory, of " + std::to_string(shared_limit) +
+                             " that the kernel may have: " + demangle(kernel),
+                         cudaErrorInvalidValue);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t refuse_launch(const std::string& what, cudaError_t error) {
+  count_violation(what);
+  last_error = error;
+  return error;
 }
 
 cudaError_t last_launch_error() {

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <string>
 
 namespace fake_cuda {
 
@@ -17,9 +18,12 @@ struct LaunchSizes {
   std::size_t shared_bytes = 0;
 };
 
-/// cudaSuccess where the launch may run. Else a violation is counted and the error stays behind for
-/// cudaGetLastError(), where code after <<<...>>> finds it.
+/// cudaSuccess where the launch may run, else what refuse_launch returns.
 cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size_t shared_limit);
+
+/// Counts a violation. The error stays behind for cudaGetLastError(), where code after <<<...>>>
+/// finds it, and is returned.
+cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 
 /// The last error of a launch of this thread.
 cudaError_t last_launch_error();

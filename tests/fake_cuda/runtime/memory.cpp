@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "record/settings.h"
 #include "runtime/capture.h"
 #include "runtime/device.h"
+#include "runtime/host_access.h"
 #include "runtime/stream.h"
 
 namespace fake_cuda {
@@ -22,7 +24,8 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;  ///< by the fake, not registered
+  bool mapped;           ///< by the fake, not registered
+  void* view = nullptr;  ///< device memory, where the fake reads and writes it
 };
 
 struct Blocks {
@@ -83,11 +86,23 @@ std::optional<Block> remove(void* pointer) {
   return block;
 }
 
-/// Zeros, and pages only where something is written.
-void* map(std::size_t bytes) {
-  void* const pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+void* map(std::size_t bytes, int protection, int flags, int file) {
+  void* const pointer = mmap(nullptr, bytes, protection, flags | MAP_NORESERVE, file, 0);
   return pointer == MAP_FAILED ? nullptr : pointer;
+}
+
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+/// Memory of a device twice: at `pointer`, where the host may not touch it, and at `view`. Zeros,
+/// and pages only where something is written.
+void map_device(std::size_t bytes, void** pointer, void** view) {
+  const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+    return;
+  }
+  *view = map(bytes, kReadWrite, MAP_SHARED, file);
+  *pointer = *view == nullptr ? nullptr : map(bytes, PROT_NONE, MAP_SHARED, file);
+  close(file);
 }
 
 bool fits(std::size_t bytes) {
@@ -102,11 +117,22 @@ bool fits(std::size_t bytes) {
 
 cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
   use_device();
-  *pointer = bytes == 0 ? nullptr : map(bytes);
-  if (*pointer != nullptr) {
-    insert(*pointer, {bytes, kind, current_device(), /*mapped=*/true});
+  *pointer = nullptr;
+  if (bytes == 0) {
+    return cudaSuccess;
   }
-  return bytes == 0 || *pointer != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  void* view = nullptr;
+  if (kind == MemoryKind::kDevice) {
+    watch_host_access();
+    map_device(bytes, pointer, &view);
+  } else {
+    *pointer = map(bytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+  }
+  if (*pointer == nullptr) {
+    return cudaErrorMemoryAllocation;
+  }
+  insert(*pointer, {bytes, kind, current_device(), /*mapped=*/true, view});
+  return cudaSuccess;
 }
 
 /// A device ends all its work before it frees memory.
@@ -122,6 +148,9 @@ cudaError_t release(void* pointer) {
   }
   if (block->mapped) {
     munmap(pointer, block->bytes);
+  }
+  if (block->view != nullptr) {
+    munmap(block->view, block->bytes);
   }
   return cudaSuccess;
 }
@@ -142,6 +171,17 @@ std::size_t bytes_from(const void* address) {
   }
   --block;
   return block->first + std::max(block->second.bytes, begin - block->first) - begin;
+}
+
+void* view_of(const void* address) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  const std::lock_guard lock(blocks().mutex);
+  auto block = blocks().by_address.upper_bound(begin);
+  const bool inside = block != blocks().by_address.begin() &&
+                      begin < (--block)->first + block->second.bytes &&
+                      block->second.view != nullptr;
+  return inside ? static_cast<std::byte*>(block->second.view) + (begin - block->first)
+                : const_cast<void*>(address);
 }
 
 int device_of(const void* address) {

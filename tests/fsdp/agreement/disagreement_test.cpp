@@ -314,8 +314,9 @@ TEST_F(Disagreement, CostsNoBytes) {
     const comm::TrafficTable traffic = rank.world()->traffic().since(before);
     EXPECT_EQ(traffic.size(), 2U);
     // 2 rows of 3 and their bias; 'a' is gathered again in backward.
-    EXPECT_EQ(testing::traffic_of(traffic, "dp", "all_gather").bytes, 3 * 4 * (2 * 3 + 2));
-    EXPECT_EQ(testing::traffic_of(traffic, "dp", "reduce_scatter").bytes, 2 * 4 * (2 * 3 + 2));
+    const std::int64_t bytes = 4 * testing::packed_numel({2 * 3, 2});
+    EXPECT_EQ(testing::traffic_of(traffic, "dp", "all_gather").bytes, 3 * bytes);
+    EXPECT_EQ(testing::traffic_of(traffic, "dp", "reduce_scatter").bytes, 2 * bytes);
   });
 }
 

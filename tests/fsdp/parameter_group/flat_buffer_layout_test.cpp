@@ -15,18 +15,32 @@ FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,
   return {shapes, at::kFloat, policy, home, c10::kCPU};
 }
 
-TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnother) {
+TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
   // 5 rows over 3 ranks: 2, 2, 1; 4 columns: 2, 2, none.
   const FlatBufferLayout layout =
       layout_of({{{5, 3}, 0, 3}, {{2, 4}, 1, 3}, {{}, std::nullopt, 3}});
   ASSERT_EQ(layout.segments().size(), 3u);
   EXPECT_EQ(layout.segments()[0].offset, 0);
-  EXPECT_EQ(layout.segments()[1].offset, 2 * 3);
-  EXPECT_EQ(layout.segments()[2].offset, 2 * 3 + 2 * 2);
-  EXPECT_EQ(flat_numel(layout.segments()), 2 * 3 + 2 * 2 + 1);
+  // 6, 4 and 1 elements, each from a multiple of 4 on: 16 bytes.
+  EXPECT_EQ(layout.segments()[1].offset, 8);
+  EXPECT_EQ(layout.segments()[2].offset, 8 + 4);
+  EXPECT_EQ(flat_numel(layout.segments()), 8 + 4 + 4);
   EXPECT_EQ(layout.ranks(), 3);
   EXPECT_FALSE(layout.splits_rows());
   EXPECT_TRUE(layout_of({{{5, 3}, 0, 3}, {{2}, 0, 3}}).splits_rows());
+}
+
+TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
+  const FlatBufferLayout layout =
+      layout_of({{{12}, 0, 2}, {{12}, 0, 2}}, {.param_dtype = at::kBFloat16});
+  EXPECT_EQ(layout.segments()[1].offset, 8);
+  EXPECT_EQ(flat_numel(layout.segments()), 16);
+}
+
+TEST(FlatBufferLayout, LeavesNoGapsBetweenShardsOfWholeUnits) {
+  const std::vector<Segment> segments = segments_of({{{32, 3}, 0, 2}, {{16}, 0, 2}}, at::kHalf);
+  EXPECT_EQ(segments[1].offset, 16 * 3);
+  EXPECT_EQ(flat_numel(segments), 16 * 3 + 8);
 }
 
 TEST(FlatBufferLayout, ComputesAndReducesInTheTypesOfThePolicy) {

@@ -76,6 +76,29 @@ TEST(MixedPrecision, ReducesInFp32) {
   });
 }
 
+/// What a step of two micro-batches gives on two replicas of two ranks, of which one has a large
+/// gradient and the others have small ones.
+float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3) {
+  testing::Filled<nn::Linear> linear(1, 1, {.bias = false});
+  fully_shard(linear, rank.mesh({2, 2}, {"dp_replicate", "dp"}),
+              {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = reduce_dtype},
+               .reshard_after_forward = zero3});
+  const at::Tensor x = at::ones({1, 1}).mul(rank.rank() == 0 ? 2.0 : 1.0 / 256);
+  linear(x).sum().backward();
+  linear(x).sum().backward();
+  return full_tensor(linear.slot("weight")->persistent().grad()).item<float>();
+}
+
+TEST(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches) {
+  RunRanks(4, [](Rank& rank) {
+    for (const bool zero3 : {true, false}) {
+      // A mean of four, twice. In bf16 each sum loses the small terms: 2 + 2^-7 is rounded to 2.
+      EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
+      EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
+    }
+  });
+}
+
 TEST(MixedPrecision, CastsResultsToTheOutputType) {
   RunRanks(2, [](Rank& rank) {
     testing::Filled<nn::Linear> linear(3, 2);

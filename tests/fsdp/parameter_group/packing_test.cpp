@@ -74,6 +74,14 @@ TEST(Packing, WritesZerosForAMissingTensor) {
   EXPECT_TRUE(buffer.equal(at::zeros({2, 2})));
 }
 
+TEST(Packing, ClearsGapsBetweenSegmentsAndAfterThem) {
+  const std::vector<Segment> segments = segments_of({{{6}, 0, 2}, {{2}, 0, 2}}, at::kFloat);
+  at::Tensor buffer = at::full({2, flat_numel(segments)}, 7.0);
+  pack({at::ones({6}), at::Tensor()}, segments, buffer);
+  const at::Tensor row = at::tensor({1, 1, 1, 0, 0, 0, 0, 0}, at::kFloat);
+  EXPECT_TRUE(buffer.equal(at::stack({row, row})));
+}
+
 TEST(Packing, CastsToTheTypeOfTheBuffer) {
   const std::vector<Segment> segments{{{{4}, 0, 2}, 0}};
   at::Tensor buffer = at::empty({2, 2});

@@ -8,8 +8,9 @@ namespace {
 using testing::expect_training;
 using testing::Training;
 
-constexpr std::int64_t kBlock = kHidden * (kDim + 1) + kDim * (kHidden + 1);
-constexpr std::int64_t kHead = kClasses * (kDim + 1);
+constexpr std::int64_t kBlock =
+    testing::packed_numel({kHidden * kDim, kHidden, kDim* kHidden, kDim});
+constexpr std::int64_t kHead = testing::packed_numel({kClasses * kDim, kClasses});
 
 void replicate_all(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
   for (const auto& block : model.blocks) {

@@ -2,6 +2,8 @@
 
 #include <c10/core/GradMode.h>
 
+#include <initializer_list>
+
 #include "tessera/nn/child.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
@@ -9,6 +11,17 @@
 #include "testing/module_values.h"
 
 namespace tessera::testing {
+
+/// Elements of a flat buffer of fp32 with shards of so many elements, each from a multiple of 16
+/// bytes on.
+constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) {
+  constexpr std::int64_t kUnit = 4;
+  std::int64_t numel = 0;
+  for (const std::int64_t shard : shards) {
+    numel += (shard + kUnit - 1) / kUnit * kUnit;
+  }
+  return numel;
+}
 
 /// x + down(silu(up(x))).
 class Block : public nn::Module<Block> {
