@@ -34,7 +34,9 @@ void run(const Call& call, const at::Tensor& like) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-void check_indices(const CheckIndices& call, const at::Tensor& like) {
+/// The same for kernels of one type of elements.
+template <class Call>
+void run_of_one_type(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   launch(call, c10::cuda::getCurrentCUDAStream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -54,7 +56,12 @@ const bool kRegistered = [] {
       .scale = &run<Scale>,
       .embedding = &run<Embedding>,
       .embedding_backward = &run<EmbeddingBackward>,
-      .check_indices = &check_indices,
+      .check_indices = &run_of_one_type<CheckIndices>,
+      .pack = &run<Pack>,
+      .square_sums = &run<SquareSums>,
+      .sum_kinds = &run_of_one_type<SumKinds>,
+      .adamw = &run<AdamW>,
+      .clip_norm = &run_of_one_type<ClipNorm>,
   });
   return true;
 }();

@@ -1,12 +1,20 @@
-// AdamW: options, checks, and one call of libtorch's fused kernel for a batch. All else is in
-// SlotOptimizer and BatchedOptimizer.
+// AdamW: options, checks, and one call of a fused kernel for a batch, libtorch's or our own. All
+// else is in SlotOptimizer and BatchedOptimizer.
 #include "tessera/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/fill.h>
+#include <ATen/ops/scalar_tensor.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
+#include "local_shards.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/kernels/detail/adamw.h"
 
 namespace tessera::optim {
 namespace {
@@ -16,12 +24,36 @@ bool is_fraction(double beta) {
   return beta >= 0.0 && beta < 1.0;
 }
 
+bool rounds(const AdamWOptions& options) {
+  return options.moment_dtype == c10::ScalarType::BFloat16;
+}
+
 void check(const AdamWOptions& options) {
   TESSERA_CHECK(is_fraction(options.beta1) && is_fraction(options.beta2) && options.eps >= 0.0 &&
                     options.lr >= 0.0 && options.weight_decay >= 0.0,
                 "AdamW with lr ", options.lr, ", betas ", options.beta1, " and ", options.beta2,
                 ", eps ", options.eps, ", weight decay ", options.weight_decay,
                 " was asked for; betas must be in [0, 1), the others not negative");
+  TESSERA_CHECK(options.moment_dtype == c10::ScalarType::Float || rounds(options),
+                "AdamW with moments in ", options.moment_dtype,
+                " was asked for; they may be Float or BFloat16");
+}
+
+bool is_narrow(const at::Tensor& moments) {
+  return moments.scalar_type() == c10::ScalarType::BFloat16;
+}
+
+/// Whether kernels::adamw() takes them: libtorch's kernels have no narrow moments, and on a CPU it
+/// has the bits of earlier versions for the others.
+bool is_for_kernel(const Batch& batch) {
+  return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
+}
+
+/// Of the random numbers of a parameter's moments. Without an FQN its place in the optimizer tells
+/// it from others.
+std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
+  const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
+  return stream_of(("optim::AdamW " + name).c_str());
 }
 
 }  // namespace
@@ -40,13 +72,75 @@ AdamW::AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options)
 AdamW::AdamW(const nn::ModuleBase& module, AdamWOptions options)
     : AdamW(slots_of(module), options) {}
 
-/// The kernel reads the step from the device, so that the host does not wait for it. Steps are
-/// counted before (BatchedOptimizer::count_step): it wants the step now made, from 1.
+c10::ScalarType AdamW::state_dtype(std::size_t group, c10::ScalarType parameter) const {
+  const c10::ScalarType wide = update_type(parameter);
+  return wide == c10::ScalarType::Float ? options(group).moment_dtype : wide;
+}
+
+/// Each parameter has random numbers of its own.
+bool AdamW::joins_shards(std::size_t group) const {
+  return !rounds(options(group));
+}
+
+bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) const {
+  return is_for_kernel(batch);
+}
+
+/// Kernels read the step from the device, so that the host does not wait for it. Steps are counted
+/// before (BatchedOptimizer::count_step): they want the step now made, from 1.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
+  if (is_for_kernel(batch)) {
+    return update_by_kernel(batch, group);
+  }
   const AdamWOptions& o = options(group);
   at::_fused_adamw_(batch.parameters, batch.gradients, batch.states[0], batch.states[1],
                     /*max_exp_avg_sqs=*/{}, batch.steps, lr(group), o.beta1, o.beta2,
                     o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+}
+
+void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
+  const AdamWOptions& o = options(group);
+  std::vector<kernels::AdamWTensors> all;
+  for (std::size_t i = 0; i < batch.parameters.size(); ++i) {
+    all.push_back({.parameter = batch.parameters[i],
+                   .gradient = batch.gradients[i],
+                   .exp_avg = batch.states[0][i],
+                   .exp_avg_sq = batch.states[1][i],
+                   .step = batch.steps[i]});
+    if (is_narrow(all.back().exp_avg)) {
+      const std::size_t index = batch.shards[i];
+      detail::RandomPlace place = detail::own_place(parameters()[index]->persistent());
+      all.back().place = std::move(place.elements);
+      all.back().local_sizes = std::move(place.local_sizes);
+      all.back().stream = moment_stream(*parameters()[index], index);
+    }
+  }
+  kernels::adamw(all, {.beta1 = o.beta1,
+                       .beta2 = o.beta2,
+                       .eps = o.eps,
+                       .weight_decay = o.weight_decay,
+                       .seed = o.seed,
+                       .lr = rate_on(batch.parameters[0].device(), group),
+                       .gradient_factor = batch.gradient_factor});
+}
+
+/// Written only where it has changed: a step whose launches are captured and repeated then reads
+/// what is written here between two.
+at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
+  const double value = lr(group);
+  const auto found = std::ranges::find_if(rates_, [&](const Rate& rate) {
+    return rate.group == group && rate.tensor.device() == device;
+  });
+  if (found == rates_.end()) {
+    return rates_
+        .emplace_back(
+            Rate{group, value, at::scalar_tensor(value, at::dtype(at::kDouble).device(device))})
+        .tensor;
+  }
+  if (std::exchange(found->value, value) != value) {
+    found->tensor.fill_(value);
+  }
+  return found->tensor;
 }
 
 }  // namespace tessera::optim

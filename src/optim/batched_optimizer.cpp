@@ -3,10 +3,12 @@
 // that gives the same bits.
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "local_shards.h"
@@ -40,6 +42,15 @@ void mark_changed(std::span<const ShardUpdate> run) {
   }
 }
 
+/// Device, type, and type of the state.
+using BatchKind = std::tuple<c10::DeviceType, c10::ScalarType, c10::ScalarType>;
+
+BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& states) {
+  const at::Tensor& state = states.empty() ? parameter : states.front();
+  return {parameter.device().type(), c10::toRealValueType(parameter.scalar_type()),
+          c10::toRealValueType(state.scalar_type())};
+}
+
 /// Whether the kernel can update the shard where it is.
 bool in_place(const ShardUpdate& shard) {
   return shard.parameter.is_contiguous() &&
@@ -68,40 +79,64 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
 
 void BatchedOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
                                      double gradient_factor) {
+  update_groups(shards, {.number = gradient_factor});
+}
+
+void BatchedOptimizer::update_shards_scaled(const std::vector<ShardUpdate>& shards,
+                                            const at::Tensor& gradient_factor) {
+  update_groups(shards, {.tensor = gradient_factor});
+}
+
+void BatchedOptimizer::update_groups(const std::vector<ShardUpdate>& shards, const Factor& factor) {
   // Parameters are kept group by group, and so are their shards.
   for (auto first = shards.begin(); first != shards.end();) {
     const std::size_t group = first->group;
     const auto last = std::find_if(
         first, shards.end(), [group](const ShardUpdate& shard) { return shard.group != group; });
-    update_group(Run(first, last), group, gradient_factor);
+    update_group(Run(first, last), group, factor);
     first = last;
   }
 }
 
 /// Counters first: a batch takes their values after this step. Gradients are scaled in place, as
 /// their values are not needed afterwards.
-void BatchedOptimizer::update_group(Run shards, std::size_t group, double gradient_factor) {
+void BatchedOptimizer::update_group(Run shards, std::size_t group, const Factor& factor) {
   count_step(shards);
   const std::vector<ShardUpdate> kept = prepared(shards);
   const std::vector<Run> runs = runs_of(kept);
   // A list kernel takes tensors of one type on one device.
-  std::map<std::pair<c10::DeviceType, c10::ScalarType>, Batch> batches;
+  std::map<BatchKind, Batch> batches;
   for (const Run run : runs) {
     const at::Tensor& first = run.front().parameter;
     if (in_place(run.front())) {
-      add(batches[{first.device().type(), c10::toRealValueType(first.scalar_type())}], run);
+      add(batches[kind_of(first, state_of(run.front().index).tensors)], run);
     } else {
-      update_rounded(run, group, gradient_factor);
+      update_rounded(run, group, factor);
     }
   }
-  for (const auto& [kind, batch] : batches) {
-    if (gradient_factor != 1.0) {
-      at::_foreach_mul_(batch.gradients, gradient_factor);
-    }
-    update_batch(batch, group);
+  for (auto& [kind, batch] : batches) {
+    update_multiplied(batch, group, factor);
   }
   // After the kernels: a version that has changed says that the values have.
   std::ranges::for_each(runs, mark_changed);
+}
+
+/// The factor goes to the kernel, or the gradients are multiplied before it.
+void BatchedOptimizer::update_multiplied(Batch& batch, std::size_t group, const Factor& factor) {
+  const at::TensorOptions options =
+      at::dtype(c10::ScalarType::Double).device(batch.parameters.front().device());
+  if (takes_gradient_factor(batch, group)) {
+    if (factor.tensor.defined()) {
+      batch.gradient_factor = factor.tensor.to(options);
+    } else if (factor.number != 1.0) {
+      batch.gradient_factor = at::scalar_tensor(factor.number, options);
+    }
+  } else if (factor.tensor.defined()) {
+    scale_by(batch.gradients, factor.tensor);
+  } else if (factor.number != 1.0) {
+    at::_foreach_mul_(batch.gradients, factor.number);
+  }
+  update_batch(batch, group);
 }
 
 void BatchedOptimizer::count_step(Run shards) {
@@ -144,7 +179,8 @@ std::vector<BatchedOptimizer::Run> BatchedOptimizer::runs_of(
   std::vector<Run> runs;
   for (std::size_t i = 0; i < shards.size();) {
     std::size_t end = i + 1;
-    while (end < shards.size() && adjoin_in_memory(shards[end - 1], shards[end])) {
+    while (end < shards.size() && joins_shards(shards[i].group) &&
+           adjoin_in_memory(shards[end - 1], shards[end])) {
       ++end;
     }
     runs.push_back(Run(shards).subspan(i, end - i));
@@ -170,20 +206,25 @@ void BatchedOptimizer::add(Batch& batch, Run run) const {
   if (counts_steps()) {
     batch.steps.push_back(state.step);
   }
+  batch.shards.push_back(run.front().index);
 }
 
 /// By itself, so that only one run has an fp32 copy at a time.
-void BatchedOptimizer::update_rounded(Run run, std::size_t group, double gradient_factor) {
+void BatchedOptimizer::update_rounded(Run run, std::size_t group, const Factor& factor) {
   Batch batch;
   add(batch, run);
   // What the new values are rounded back into: narrower than the update, or not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
+  if (factor.tensor.defined()) {
+    // In the type of the gradient, as if it had been clipped before.
+    scale_by({batch.gradients[0]}, factor.tensor);
+  }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
-  if (gradient_factor != 1.0) {
+  if (factor.number != 1.0) {
     // Not in place: the conversion above may have returned the gradient itself.
-    batch.gradients[0] = batch.gradients[0].mul(gradient_factor);
+    batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   update_batch(batch, group);
   rounded.copy_(batch.parameters[0]);

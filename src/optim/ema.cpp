@@ -35,6 +35,17 @@ void Ema::update(double gradient_factor) {
   const c10::AutoGradMode no_grad(false);
   make_averages();
   inner_->step(gradient_factor);
+  average();
+}
+
+void Ema::update_scaled(const at::Tensor& gradient_factor) {
+  const c10::AutoGradMode no_grad(false);
+  make_averages();
+  inner_->step(gradient_factor);
+  average();
+}
+
+void Ema::average() {
   for (std::size_t i = 0; i < averages_.size(); ++i) {
     if (averages_[i].defined()) {
       const at::Tensor local = local_tensor(parameters()[i]->persistent()).detach();

@@ -3,11 +3,14 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -119,15 +122,30 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
+/// The factor is a tensor, so that the host does not wait for it.
+void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
+  // A list kernel takes tensors of one type on one device.
+  std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
+  for (const at::Tensor& tensor : tensors) {
+    lists[{tensor.device().type(), tensor.scalar_type()}].push_back(tensor);
+  }
+  for (const auto& [kind, list] : lists) {
+    const bool wide = c10::toRealValueType(kind.second) == c10::ScalarType::Double;
+    at::_foreach_mul_(
+        list, factor.to(list[0].device(), wide ? c10::ScalarType::Double : c10::ScalarType::Float));
+  }
+}
+
 /// libtorch's own choice for kernels of half precision.
 c10::ScalarType update_type(c10::ScalarType dtype) {
   return at::toOpMathType(dtype);
 }
 
-std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
+                                     const std::vector<c10::ScalarType>& dtypes) {
   std::vector<Piece> pieces;
-  for (const at::Tensor& tensor : tensors) {
-    pieces.push_back({tensor.sizes(), tensor.device(), update_type(tensor.scalar_type())});
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    pieces.push_back({tensors[i].sizes(), tensors[i].device(), dtypes[i]});
   }
   return zeros(pieces);
 }

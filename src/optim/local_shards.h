@@ -28,12 +28,17 @@ at::Tensor flat_view(const at::Tensor& first, std::int64_t numel);
 /// the shards of a unit, become one. Types and devices may be mixed.
 std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
 
+/// Multiplies the tensors in place by `factor`, plain and 0-d on any device. The product is rounded
+/// once; the factor is fp32 for all types but fp64.
+void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
+
 /// The type in which a tensor of type `dtype` is updated: fp32 where it is narrower.
 c10::ScalarType update_type(c10::ScalarType dtype);
 
-/// Zeros of the sizes and on the devices of `tensors`, in the types in which they are updated.
+/// Zeros of the sizes and on the devices of `tensors`, of the types at their places in `dtypes`.
 /// Those of one type and device adjoin in one buffer, so that a kernel can update many as one.
-std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
+                                     const std::vector<c10::ScalarType>& dtypes);
 /// The same for 0-d fp32 counters.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 

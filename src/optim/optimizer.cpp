@@ -1,10 +1,14 @@
 // What all optimizers share, and the list of several as one.
 #include "tessera/optim/optimizer.h"
 
+#include <c10/core/GradMode.h>
+
 #include <unordered_map>
 #include <unordered_set>
 
+#include "local_shards.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/optim/optimizer_list.h"
 
@@ -14,6 +18,19 @@ void Optimizer::zero_grad() {
   for (const nn::SlotPtr& slot : parameters()) {
     nn::drop_gradient(*slot);
   }
+}
+
+void Optimizer::update_scaled(const at::Tensor& gradient_factor) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> gradients;
+  for (const nn::SlotPtr& slot : parameters()) {
+    const at::Tensor gradient = slot_gradient(*slot);
+    if (gradient.defined()) {
+      gradients.push_back(local_tensor(gradient));
+    }
+  }
+  scale_by(gradients, gradient_factor);
+  update(1.0);
 }
 
 /// Slots and not tensors: FSDP and TP replace the tensors in them.
@@ -58,6 +75,12 @@ OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
 }
 
 void OptimizerList::update(double gradient_factor) {
+  for (const auto& optimizer : optimizers_) {
+    optimizer->step(gradient_factor);
+  }
+}
+
+void OptimizerList::update_scaled(const at::Tensor& gradient_factor) {
   for (const auto& optimizer : optimizers_) {
     optimizer->step(gradient_factor);
   }

@@ -54,15 +54,17 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
   std::vector<at::Tensor> locals;
+  std::vector<c10::ScalarType> dtypes;
   for (const std::size_t index : indices) {
     if (states_[index].tensors.empty() && !state_names_.empty()) {
       missing.push_back(index);
       locals.push_back(local_tensor(parameters_[index]->persistent()));
+      dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
   // One buffer for each name: states of one name adjoin, as the kernel takes them.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
-    const std::vector<at::Tensor> zeros = zeros_beside(locals);
+    const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
       states_[missing[i]].tensors.push_back(zeros[i]);
     }
@@ -76,8 +78,34 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   }
 }
 
+c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarType parameter) const {
+  return update_type(parameter);
+}
+
 void SlotOptimizer::update(double gradient_factor) {
   const c10::AutoGradMode no_grad(false);
+  update_shards(begin_step(), gradient_factor);
+}
+
+void SlotOptimizer::update_scaled(const at::Tensor& gradient_factor) {
+  const c10::AutoGradMode no_grad(false);
+  update_shards_scaled(begin_step(), gradient_factor);
+}
+
+void SlotOptimizer::update_shards_scaled(const std::vector<ShardUpdate>& shards,
+                                         const at::Tensor& gradient_factor) {
+  std::vector<at::Tensor> gradients;
+  for (const ShardUpdate& shard : shards) {
+    if (shard.gradient.defined()) {
+      gradients.push_back(shard.gradient);
+    }
+  }
+  scale_by(merge_adjoining(gradients), gradient_factor);
+  update_shards(shards, 1.0);
+}
+
+/// The shards that a step updates, with gradients, checked and with state.
+std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   std::vector<ShardUpdate> shards;
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -95,7 +123,7 @@ void SlotOptimizer::update(double gradient_factor) {
   }
   make_states(indices);
   read_counters();
-  update_shards(shards, gradient_factor);
+  return shards;
 }
 
 /// Makes what is missing, so that a checkpoint can be loaded before the first step. The tensors are

@@ -88,12 +88,13 @@ StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOption
 
   const std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
-  const at::Tensor norm = state.scaler.clip_grad_norm_(parameters, options.max_norm);
-  // Before step(), which may change it.
+  // Before the step, which may change it.
   if (state.scaler.enabled()) {
     result.loss_scale = state.scaler.scale();
   }
-  result.skipped = !state.scaler.step(state.optimizer);
+  const auto [norm, stepped] =
+      state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm);
+  result.skipped = !stepped;
   // Without loss scaling the step's only synchronisation with the device.
   const at::Tensor figures =
       at::stack({mean_over(loss, data_mesh).to(norm.device()), norm}).to(c10::kCPU);

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
 #include <vector>
 
 #include "tessera/export.h"
@@ -15,14 +19,23 @@ struct AdamWOptions {
   double beta2 = 0.999;        ///< decay of the running mean of their squares
   double eps = 1e-8;           ///< added to the root of the latter
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
+  /// The type of both means: kFloat or kBFloat16. In bf16 they take half the memory, and are
+  /// rounded up or down at random, right in the mean. Those of fp64 and complex parameters keep
+  /// their type.
+  c10::ScalarType moment_dtype = c10::ScalarType::Float;
+  /// Of the random numbers that bf16 means are rounded by: they depend on it, the parameter's FQN,
+  /// the element in the whole tensor and the step, not on the mesh.
+  std::uint64_t seed = 0;
 };
 
 /// AdamW (Loshchilov & Hutter 2019) over local shards: one fused kernel call for all parameters of
-/// a group, a type and a device; shards that adjoin in memory are updated as one tensor. State
-/// "exp_avg", "exp_avg_sq", "step".
+/// a group, a type and a device; shards that adjoin in memory are updated as one tensor. On CUDA
+/// the kernel is the library's own for all but fp64: it reads the learning rate, the step and the
+/// factor of the gradients on the device. State "exp_avg", "exp_avg_sq", "step".
 ///
-/// Parameters narrower than fp32 have fp32 state. They are updated in fp32 and rounded; there is no
-/// fp32 copy of them between steps (fairseq's memory-efficient fp16).
+/// Parameters narrower than fp32 have fp32 state, unless moment_dtype says otherwise. They are
+/// updated in fp32 and rounded; there is no fp32 copy of them between steps (fairseq's
+/// memory-efficient fp16).
 ///
 /// step(): not collective, unless the layout of a gradient differs from its parameter's (a pending
 /// sum), which is then redistributed. Parameters without a gradient are skipped. Throws Error,
@@ -37,7 +50,21 @@ class AdamW : public GroupedOptimizer<AdamWOptions, BatchedOptimizer> {
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
  private:
+  /// A group's learning rate on a device, and the number that is there.
+  struct Rate {
+    std::size_t group;
+    double value;
+    at::Tensor tensor;
+  };
+
+  c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const override;
+  bool takes_gradient_factor(const Batch& batch, std::size_t group) const override;
+  bool joins_shards(std::size_t group) const override;
   void update_batch(const Batch& batch, std::size_t group) override;
+  void update_by_kernel(const Batch& batch, std::size_t group);
+  at::Tensor rate_on(c10::Device device, std::size_t group);
+
+  std::vector<Rate> rates_;  ///< one for each group and device
 };
 
 }  // namespace tessera::optim

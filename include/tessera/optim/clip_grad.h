@@ -62,5 +62,16 @@ std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                            const NormOptions& options = {});
 
+/// What clip_grad_norm_() would multiply by and return, on the device of the gradients.
+struct ClipFactor {
+  at::Tensor norm;    ///< plain, 0-d fp32
+  at::Tensor factor;  ///< plain, 0-d fp64
+};
+
+/// As clip_grad_norm_(), but leaves the gradients as they are: Optimizer::step(factor) multiplies
+/// them as it reads them, which saves a pass over all of them.
+ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
+                       const NormOptions& options = {});
+
 }  // namespace tessera::optim
 TESSERA_API_END

@@ -33,6 +33,8 @@ class Ema final : public Optimizer {
 
  private:
   void update(double gradient_factor) override;
+  void update_scaled(const at::Tensor& gradient_factor) override;
+  void average();
   void make_averages();
 
   std::shared_ptr<Optimizer> inner_;

@@ -83,6 +83,16 @@ class GradScaler {
   /// must skip the same steps, need NormOptions::over in whichever of these calls comes first.
   /// Throws Error, on every rank, if the scale would fall below min_scale; the scale then stays.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
+  /// What clip_and_step() did.
+  struct ClippedStep {
+    at::Tensor norm;  ///< as clip_grad_norm_ returns it
+    bool stepped;     ///< as step returns it
+  };
+  /// clip_grad_norm_ and step in one. Where it is not enabled, it saves a pass over the gradients:
+  /// the optimizer multiplies them as it reads them (optim::clip_factor). Their values are not
+  /// specified afterwards.
+  ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
+                            double max_norm, const NormOptions& options = {});
 
   /// For checkpoints. Counts are of steps.
   struct State {

@@ -26,6 +26,7 @@ class OptimizerList : public Optimizer {
 
  private:
   void update(double gradient_factor) override;
+  void update_scaled(const at::Tensor& gradient_factor) override;
 
   std::vector<std::shared_ptr<Optimizer>> optimizers_;
   std::vector<nn::SlotPtr> parameters_;

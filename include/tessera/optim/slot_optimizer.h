@@ -55,8 +55,15 @@ class SlotOptimizer : public Optimizer {
   /// Updates the shards, which have passed all checks. Gradients are to be multiplied by
   /// `gradient_factor` (see Optimizer::step). If it communicates, step() is collective.
   virtual void update_shards(const std::vector<ShardUpdate>& shards, double gradient_factor) = 0;
+  /// The same with a factor on a device (Optimizer::step). By default the gradients are multiplied
+  /// in place first.
+  virtual void update_shards_scaled(const std::vector<ShardUpdate>& shards,
+                                    const at::Tensor& gradient_factor);
   /// Whether a parameter takes part in a step though it has no gradient.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
+  /// The type of the state beside a local shard of `group`. By default fp32 where the shard is
+  /// narrower, else the shard's.
+  virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
   /// Beside a local shard.
   struct State {
@@ -67,10 +74,13 @@ class SlotOptimizer : public Optimizer {
   /// The state of a parameter that an earlier step has updated.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
+  std::size_t group_of(std::size_t parameter) const { return group_of_[parameter]; }
   bool counts_steps() const { return counts_steps_; }
 
  private:
   void update(double gradient_factor) final;
+  void update_scaled(const at::Tensor& gradient_factor) final;
+  std::vector<ShardUpdate> begin_step();
   void check_parameter(std::size_t index) const;
   void make_states(const std::vector<std::size_t>& indices);
   void read_counters();
@@ -88,6 +98,11 @@ struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
   std::vector<at::Tensor> steps;                ///< the step now made, from 1; empty if not counted
+  /// Of each tensor, the place of its first shard in Optimizer::parameters().
+  std::vector<std::size_t> shards = {};
+  /// Plain, 0-d fp64, on the device of the batch: what update_batch() multiplies the gradients by
+  /// if it has said so (takes_gradient_factor). Undefined: nothing.
+  at::Tensor gradient_factor = {};
 };
 
 /// Base of optimizers that update each element by itself, with one list kernel for many shards. A
@@ -122,18 +137,35 @@ class BatchedOptimizer : public SlotOptimizer {
   /// communicate. Its exceptions leave step(), on this rank alone, after earlier batches were
   /// updated.
   virtual void update_batch(const Batch& batch, std::size_t group) = 0;
+  /// Whether update_batch() multiplies the gradients of this batch itself, by
+  /// Batch::gradient_factor. By default they are multiplied before, in place.
+  virtual bool takes_gradient_factor(const Batch& /*batch*/, std::size_t /*group*/) const {
+    return false;
+  }
+  /// Whether shards that adjoin in memory may be one tensor of a batch.
+  virtual bool joins_shards(std::size_t /*group*/) const { return true; }
 
  private:
   /// Shards that are updated as one tensor.
   using Run = std::span<const ShardUpdate>;
 
+  /// A number of the host's, or one on a device.
+  struct Factor {
+    double number = 1.0;
+    at::Tensor tensor = {};
+  };
+
   void update_shards(const std::vector<ShardUpdate>& shards, double gradient_factor) final;
-  void update_group(Run shards, std::size_t group, double gradient_factor);
+  void update_shards_scaled(const std::vector<ShardUpdate>& shards,
+                            const at::Tensor& gradient_factor) final;
+  void update_groups(const std::vector<ShardUpdate>& shards, const Factor& factor);
+  void update_group(Run shards, std::size_t group, const Factor& factor);
+  void update_multiplied(Batch& batch, std::size_t group, const Factor& factor);
   void count_step(Run shards);
   bool adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const;
   std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
   void add(Batch& batch, Run run) const;
-  void update_rounded(Run run, std::size_t group, double gradient_factor);
+  void update_rounded(Run run, std::size_t group, const Factor& factor);
 };
 
 /// The part of an optimizer that holds each group's options, which need a member `lr`. `Base`:

@@ -7,25 +7,30 @@ namespace tessera::kernels {
 
 constexpr int kThreads = 256;  // in a block
 
+/// Calls body.operator()<T>() with the type of the elements.
+template <class Body>
+void with_type(Element type, Body&& body) {
+  switch (type) {
+    case Element::kFloat:
+      return body.template operator()<float>();
+    case Element::kBFloat16:
+      return body.template operator()<c10::BFloat16>();
+    case Element::kHalf:
+      return body.template operator()<c10::Half>();
+  }
+}
+
 /// Calls body.operator()<T, N>() with the type of the elements, and how many of them an access
 /// takes: 16 bytes, or one element where addresses are not multiples of that.
 template <class Body>
 void with_vectors(Element type, bool aligned, Body&& body) {
-  const auto of_type = [&]<class T>() {
+  with_type(type, [&]<class T>() {
     if (aligned) {
       body.template operator()<T, kVectorBytes / sizeof(T)>();
     } else {
       body.template operator()<T, 1>();
     }
-  };
-  switch (type) {
-    case Element::kFloat:
-      return of_type.template operator()<float>();
-    case Element::kBFloat16:
-      return of_type.template operator()<c10::BFloat16>();
-    case Element::kHalf:
-      return of_type.template operator()<c10::Half>();
-  }
+  });
 }
 
 inline std::int64_t bytes_of(Element type) {

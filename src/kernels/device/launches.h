@@ -3,8 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include "device/adamw.h"
 #include "device/cross_entropy.h"
 #include "device/embedding.h"
+#include "device/norm.h"
+#include "device/pack.h"
 #include "device/rms_norm.h"
 #include "device/rotary.h"
 #include "device/silu_mul.h"
@@ -24,5 +27,10 @@ void launch(const RmsNormBackward& call, Element type, cudaStream_t stream);
 void launch(const Rotary& call, Element type, cudaStream_t stream);
 void launch(const SiluMul& call, Element type, cudaStream_t stream);
 void launch(const SiluMulBackward& call, Element type, cudaStream_t stream);
+void launch(const Pack& call, Element from, cudaStream_t stream);
+void launch(const AdamW& call, Element moments, cudaStream_t stream);
+void launch(const SquareSums& call, Element type, cudaStream_t stream);
+void launch(const SumKinds& call, cudaStream_t stream);
+void launch(const ClipNorm& call, cudaStream_t stream);
 
 }  // namespace tessera::kernels

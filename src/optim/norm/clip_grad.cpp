@@ -11,7 +11,9 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 
+#include "local_shards.h"
 #include "norm/grad_terms.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
@@ -155,9 +157,12 @@ void check_plain_gradients(const std::vector<nn::SlotPtr>& parameters, const Dev
 }
 
 /// The value is the same on every rank, so that all throw or none.
-at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& parameters,
-                        const NormOptions& options) {
-  at::Tensor norm = total_norm(terms, options.norm_type);
+kernels::NormAndFactor checked_norm(const GradTerms& terms,
+                                    const std::vector<nn::SlotPtr>& parameters,
+                                    const NormOptions& options,
+                                    std::optional<double> max_norm = std::nullopt) {
+  kernels::NormAndFactor total = total_norm(terms, options.norm_type, max_norm);
+  const at::Tensor& norm = total.norm;
   // Parameters of other ranks may be others (pipeline stages).
   if (!options.over && options.distinct_along.empty()) {
     check_plain_gradients(parameters, terms.joint, norm);
@@ -170,12 +175,17 @@ at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& 
                   "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
                   "finite before it is reduced)");
   }
-  return norm;
+  return total;
 }
 
 void check(const NormOptions& options) {
   TESSERA_CHECK(options.norm_type > 0.0, "a ", options.norm_type,
                 "-norm of gradients was asked for; p must be above 0 (infinity for the largest)");
+}
+
+void check_max_norm(double max_norm) {
+  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
+                " was asked for; it must not be negative");
 }
 
 }  // namespace
@@ -185,8 +195,7 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
   check(options);
   const comm::CallerScope caller("grad_norm");
   const c10::AutoGradMode no_grad(false);
-  return checked_norm(collect_grads(parameters, options), parameters, options)
-      .to(c10::ScalarType::Float);
+  return checked_norm(collect_grads(parameters, options), parameters, options).rounded;
 }
 
 std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
@@ -198,17 +207,26 @@ std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
 
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                            const NormOptions& options) {
-  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
-                " was asked for; it must not be negative");
+  check_max_norm(max_norm);
   check(options);
   const comm::CallerScope caller("clip_grad_norm_");
   const c10::AutoGradMode no_grad(false);
   const GradTerms terms = collect_grads(parameters, options);
-  const at::Tensor norm = checked_norm(terms, parameters, options);
-  // Always multiplied, by 1 as well: to ask whether it is needed would make the host wait. The 1e-6
-  // is PyTorch's.
-  scale_grads(terms, (max_norm / (norm + 1e-6)).clamp_max(1.0));
-  return norm.to(c10::ScalarType::Float);
+  const kernels::NormAndFactor total = checked_norm(terms, parameters, options, max_norm);
+  // Always multiplied, by 1 as well: to ask whether it is needed would make the host wait.
+  scale_by(terms.locals, total.factor);
+  return total.rounded;
+}
+
+ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
+                       const NormOptions& options) {
+  check_max_norm(max_norm);
+  check(options);
+  const comm::CallerScope caller("clip_grad_norm_");
+  const c10::AutoGradMode no_grad(false);
+  const kernels::NormAndFactor total =
+      checked_norm(collect_grads(parameters, options), parameters, options, max_norm);
+  return {total.rounded, total.factor};
 }
 
 }  // namespace tessera::optim

@@ -13,6 +13,7 @@
 #include <limits>
 #include <utility>
 
+#include "local_shards.h"
 #include "norm/grad_terms.h"
 #include "tessera/core/error.h"
 
@@ -74,11 +75,11 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
                   "clip_grad_norm_ and step, which divide in fp32");
   }
   // The maximum is enough to know whether all are finite.
-  const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity());
+  const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0};
   // If not finite, gradients are not changed: the step is skipped.
   if (checked_->finite) {
-    scale_grads(terms, at::scalar_tensor(1.0 / state_.scale, largest.options()));
+    scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
   }
 }
 
@@ -103,6 +104,23 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
   }
   adjust(checked.finite);
   return checked.finite;
+}
+
+GradScaler::ClippedStep GradScaler::clip_and_step(Optimizer& optimizer,
+                                                  const std::vector<nn::SlotPtr>& parameters,
+                                                  double max_norm, const NormOptions& options) {
+  if (enabled()) {
+    const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
+    return {norm, step(optimizer, options)};
+  }
+  ClipFactor clip;
+  {
+    RECORD_USER_SCOPE("clip_grad_norm_");
+    clip = clip_factor(parameters, max_norm, options);
+  }
+  RECORD_USER_SCOPE("optimizer step");
+  optimizer.step(clip.factor);
+  return {clip.norm, true};
 }
 
 /// All ranks have the same norm, so that their scales stay equal without communication.

@@ -2,10 +2,7 @@
 // submeshes; each gradient must be counted once, on one rank.
 #include "norm/grad_terms.h"
 
-#include <ATen/ops/_foreach_mul.h>
-
 #include <algorithm>
-#include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -205,20 +202,6 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     *list = merge_adjoining(*list);
   }
   return terms;
-}
-
-/// The factor is a tensor, so that the host does not wait for it.
-void scale_grads(const GradTerms& terms, const at::Tensor& factor) {
-  // A list kernel takes tensors of one type on one device.
-  std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
-  for (const at::Tensor& grad : terms.locals) {
-    lists[{grad.device().type(), grad.scalar_type()}].push_back(grad);
-  }
-  for (const auto& [kind, grads] : lists) {
-    const bool wide = c10::toRealValueType(kind.second) == c10::ScalarType::Double;
-    at::_foreach_mul_(grads, factor.to(grads[0].device(),
-                                       wide ? c10::ScalarType::Double : c10::ScalarType::Float));
-  }
 }
 
 }  // namespace tessera::optim

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/kernels/detail/norm.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/optim/clip_grad.h"
@@ -30,11 +31,9 @@ struct GradTerms {
 /// mesh is options.over, or without one the largest. Throws Error if it does not hold the others.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
-/// The p-norm of all gradients: plain 0-d fp64, the same on every rank of the joint mesh. One
-/// all-reduce.
-at::Tensor total_norm(const GradTerms& terms, double p);
-
-/// Multiplies all gradients by a 0-d fp64 tensor.
-void scale_grads(const GradTerms& terms, const at::Tensor& factor);
+/// The p-norm of all gradients, the same on every rank of the joint mesh, and what clips them to
+/// `max_norm` (without one, no factor). Plain 0-d tensors. One all-reduce.
+kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
+                                  std::optional<double> max_norm = std::nullopt);
 
 }  // namespace tessera::optim

@@ -79,10 +79,19 @@ c10::Device home(const GradTerms& terms) {
   return device.type() == first.type() ? first : device;
 }
 
-}  // namespace
+/// In three launches and the all-reduce between them.
+kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
+                                    std::optional<double> max_norm) {
+  const at::Tensor squares =
+      kernels::squares_on_cuda(terms.owned, terms.plain, terms.copies, device);
+  if (terms.joint) {
+    all_reduce(terms.joint, squares[0], ReduceOp::kSum);
+  }
+  return kernels::clip_norm_on_cuda(squares, max_norm.value_or(1.0));
+}
 
-at::Tensor total_norm(const GradTerms& terms, double p) {
-  const c10::Device device = home(terms);
+/// Composed of libtorch's operators.
+at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
   // The same on every rank: added after the reduction, or it would count once a rank.
   const at::Tensor plain = local_term(terms.plain, p, device);
@@ -97,6 +106,20 @@ at::Tensor total_norm(const GradTerms& terms, double p) {
                 : reduce_sum(terms.joint, owned + not_finite);
   }
   return max ? at::maximum(owned, plain) : (owned + plain).pow(1.0 / p);
+}
+
+}  // namespace
+
+kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
+                                  std::optional<double> max_norm) {
+  const c10::Device device = home(terms);
+  if (p == 2.0 && kernels::has_norm_kernels(terms.locals, device)) {
+    return norm_on_cuda(terms, device, max_norm);
+  }
+  const at::Tensor norm = composed_norm(terms, p, device);
+  // The 1e-6 is PyTorch's.
+  return {norm, max_norm ? (*max_norm / (norm + 1e-6)).clamp_max(1.0) : at::Tensor(),
+          norm.to(c10::ScalarType::Float)};
 }
 
 }  // namespace tessera::optim

@@ -8,17 +8,22 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
+struct AdamW;
 struct CheckIndices;
+struct ClipNorm;
 struct CrossEntropy;
 struct CrossEntropyBackward;
 struct Embedding;
 struct EmbeddingBackward;
+struct Pack;
 struct RmsNorm;
 struct RmsNormBackward;
 struct Rotary;
 struct Scale;
 struct SiluMul;
 struct SiluMulBackward;
+struct SquareSums;
+struct SumKinds;
 
 /// The CUDA kernels, which are in libtessera_cuda.so. It registers them when it is loaded, so that
 /// CPU programs do not load CUDA.
@@ -40,6 +45,11 @@ struct CudaKernels {
   void (*embedding)(const Embedding& call, const at::Tensor& like);
   void (*embedding_backward)(const EmbeddingBackward& call, const at::Tensor& like);
   void (*check_indices)(const CheckIndices& call, const at::Tensor& like);
+  void (*pack)(const Pack& call, const at::Tensor& like);
+  void (*square_sums)(const SquareSums& call, const at::Tensor& like);
+  void (*sum_kinds)(const SumKinds& call, const at::Tensor& like);
+  void (*adamw)(const AdamW& call, const at::Tensor& like);
+  void (*clip_norm)(const ClipNorm& call, const at::Tensor& like);
 };
 
 /// Called once, by the static initialisation of libtessera_cuda.so.

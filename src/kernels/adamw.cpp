@@ -1,0 +1,176 @@
+// AdamW over lists of tensors: pieces for the kernel of device/adamw.h, which the CPU runs as well.
+#include "tessera/kernels/detail/adamw.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "device/adamw.h"
+#include "fused_dispatch.h"
+#include "parallel.h"
+#include "tessera/core/error.h"
+
+namespace tessera::kernels {
+namespace {
+
+/// The rows of a dense local tensor: runs that are consecutive in the whole tensor too.
+struct Rows {
+  std::int64_t local = 0;  ///< where the first begins
+  std::int64_t count = 1;
+  std::int64_t size = 1;
+  std::int64_t stride = 0;  ///< from one to the next in the whole tensor
+  std::int64_t place = 0;   ///< of the first element
+};
+
+/// Of the dimensions behind the last one that a box does not have whole, elements are consecutive.
+std::vector<Rows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
+  Rows rows{.place = place.first_element};
+  std::vector<std::int64_t> extents, locals, globals;
+  std::int64_t local_stride = 1;
+  std::int64_t global_stride = 1;
+  for (std::size_t d = box.sizes.size(); d-- > 0;) {
+    rows.local += box.local_offset[d] * local_stride;
+    rows.place += box.global_offset[d] * global_stride;
+    if (!extents.empty() && local_stride == locals.back() * extents.back() &&
+        global_stride == globals.back() * extents.back()) {
+      extents.back() *= box.sizes[d];
+    } else if (box.sizes[d] != 1) {
+      extents.push_back(box.sizes[d]);
+      locals.push_back(local_stride);
+      globals.push_back(global_stride);
+    }
+    local_stride *= sizes[d];
+    global_stride *= place.sizes[d];
+  }
+  std::size_t next = 0;
+  if (!extents.empty() && locals[0] == 1 && globals[0] == 1) {
+    rows.size = extents[next++];
+  }
+  if (next < extents.size() && locals[next] == rows.size) {
+    rows.count = extents[next];
+    rows.stride = globals[next++];
+  }
+  std::vector<Rows> all{rows};
+  for (; next < extents.size(); ++next) {
+    std::vector<Rows> repeated;
+    for (std::int64_t i = 0; i < extents[next]; ++i) {
+      for (Rows each : all) {
+        each.local += i * locals[next];
+        each.place += i * globals[next];
+        repeated.push_back(each);
+      }
+    }
+    all = std::move(repeated);
+  }
+  return all;
+}
+
+/// fp32 moments have no random numbers: all elements are one row.
+std::vector<Rows> rows_of(const AdamWTensors& tensors) {
+  const std::int64_t numel = tensors.parameter.numel();
+  if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {
+    return {Rows{.size = numel}};
+  }
+  std::vector<Rows> all;
+  for (const Box& box : tensors.place.boxes) {
+    const std::vector<Rows> more = rows_of(box, tensors.place, tensors.local_sizes);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+void* moved(const at::Tensor& tensor, std::int64_t elements) {
+  return static_cast<char*>(tensor.mutable_data_ptr()) +
+         elements * static_cast<std::int64_t>(tensor.element_size());
+}
+
+AdamWPiece piece_of(const AdamWTensors& tensors, const Rows& rows) {
+  return {.parameter = static_cast<float*>(moved(tensors.parameter, rows.local)),
+          .gradient = static_cast<const float*>(tensors.gradient.const_data_ptr()) + rows.local,
+          .exp_avg = moved(tensors.exp_avg, rows.local),
+          .exp_avg_sq = moved(tensors.exp_avg_sq, rows.local),
+          .step = static_cast<const float*>(tensors.step.const_data_ptr()),
+          .rows = rows.count,
+          .size = rows.size,
+          .stride = rows.stride,
+          .place = rows.place,
+          .stream = tensors.stream};
+}
+
+template <class M>
+void run_on_cpu(const AdamW& call) {
+  parallel_for(0, call.list.chunks, /*grain=*/1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t number = begin; number < end; ++number) {
+      const Chunk chunk = chunk_of(call.list, static_cast<std::int32_t>(number));
+      const AdamWPiece& piece = call.list.pieces[chunk.piece];
+      adamw_chunk<M>(piece, factors_of(call, piece), chunk, /*first=*/0, /*step=*/1);
+    }
+  });
+}
+
+/// What one launch updates: the call, and the tensors for a FakeMode.
+struct AdamWLaunch {
+  AdamW call{};
+  std::vector<at::Tensor> read;
+  std::vector<at::Tensor> written;
+
+  /// Once, however many pieces a tensor has.
+  void note(const AdamWTensors& each) {
+    if (written.empty() || !written.back().is_same(each.exp_avg_sq)) {
+      read.insert(read.end(), {each.gradient, each.parameter, each.exp_avg, each.exp_avg_sq});
+      written.insert(written.end(), {each.parameter, each.exp_avg, each.exp_avg_sq});
+    }
+  }
+
+  void run() {
+    const at::Tensor& moments = written[1];
+    if (has_cuda_kernels(written[0])) {
+      run_cuda_kernel(&CudaKernels::adamw, call, "tessera::adamw", read, written, moments);
+    } else if (!in_fake_mode()) {
+      moments.scalar_type() == c10::ScalarType::Float ? run_on_cpu<float>(call)
+                                                      : run_on_cpu<c10::BFloat16>(call);
+    }
+    call.list.count = call.list.chunks = 0;
+    read.clear();
+    written.clear();
+  }
+};
+
+const double* number(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<const double*>(tensor.const_data_ptr()) : nullptr;
+}
+
+}  // namespace
+
+bool has_adamw_kernel(const at::Tensor& parameter) {
+  return has_cuda_kernels(parameter) && parameter.scalar_type() == c10::ScalarType::Float;
+}
+
+void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers) {
+  AdamWLaunch launch;
+  launch.call.lr = number(numbers.lr);
+  launch.call.gradient_factor = number(numbers.gradient_factor);
+  launch.call.beta1 = numbers.beta1;
+  launch.call.beta2 = numbers.beta2;
+  launch.call.eps = numbers.eps;
+  launch.call.weight_decay = numbers.weight_decay;
+  launch.call.seed = numbers.seed;
+  for (const AdamWTensors& each : tensors) {
+    for (const Rows& rows : rows_of(each)) {
+      const AdamWPiece piece = piece_of(each, rows);
+      if (piece.numel() == 0) {
+        continue;
+      }
+      if (!launch.call.list.add(piece)) {
+        launch.run();
+        launch.call.list.add(piece);
+      }
+      launch.note(each);
+    }
+  }
+  if (!launch.written.empty()) {
+    launch.run();
+  }
+}
+
+}  // namespace tessera::kernels

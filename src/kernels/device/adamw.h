@@ -1,0 +1,171 @@
+// AdamW, element by element. The rate, the gradients' factor and the step are read where the
+// tensors are. Multiplications and additions are separate, so that a CPU's result has the same
+// bits.
+#pragma once
+
+#include "device/chunks.h"
+
+namespace tessera::kernels {
+
+/// `rows` of `size` elements, dense, whose places in the whole tensor are `stride` apart.
+struct AdamWPiece {
+  float* parameter = nullptr;
+  const float* gradient = nullptr;
+  void* exp_avg = nullptr;
+  void* exp_avg_sq = nullptr;
+  const float* step = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t size = 0;
+  std::int64_t stride = 0;
+  std::int64_t place = 0;  ///< of the first element
+  std::uint64_t stream = 0;
+
+  TESSERA_HOST_DEVICE std::int64_t numel() const { return rows * size; }
+};
+
+struct AdamW {
+  Chunked<AdamWPiece, 44, 16384> list;
+  const double* lr = nullptr;
+  const double* gradient_factor = nullptr;  ///< null: 1
+  double beta1 = 0;
+  double beta2 = 0;
+  double eps = 0;
+  double weight_decay = 0;
+  std::uint64_t seed = 0;
+};
+
+/// What all elements of a piece share.
+struct AdamWFactors {
+  float gradient;      ///< multiplies it
+  float decay;         ///< multiplies the parameter
+  float beta1, rest1;  ///< of the mean, and 1 less it
+  float beta2, rest2;
+  float rate;  ///< by which the mean is multiplied, without its bias
+  float root;  ///< by which the square root is multiplied, for the same
+  float eps;
+  PhiloxKey key;
+};
+
+/// x^n for n >= 0, by squares.
+TESSERA_HOST_DEVICE inline double power(double x, std::int64_t n) {
+  double result = 1;
+  for (; n > 0; n /= 2, x *= x) {
+    if (n % 2 == 1) {
+      result *= x;
+    }
+  }
+  return result;
+}
+
+TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const AdamWPiece& piece) {
+  const auto step = static_cast<std::int64_t>(*piece.step);
+  const double lr = *call.lr;
+  AdamWFactors f;
+  f.gradient = call.gradient_factor != nullptr ? static_cast<float>(*call.gradient_factor) : 1.0F;
+  f.decay = static_cast<float>(1.0 - lr * call.weight_decay);
+  f.beta1 = static_cast<float>(call.beta1);
+  f.rest1 = static_cast<float>(1.0 - call.beta1);
+  f.beta2 = static_cast<float>(call.beta2);
+  f.rest2 = static_cast<float>(1.0 - call.beta2);
+  f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
+  f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
+  f.eps = static_cast<float>(call.eps);
+  // A sequence for each parameter and step: multiples of the golden ratio are far apart.
+  f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
+  return f;
+}
+
+/// The random bits of four elements: 32 for each, 16 for each of its moments.
+TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
+  const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
+  const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
+  return philox4x32_10({{low(four), high(four), low(key.stream), high(key.stream)}}, low(key.seed),
+                       high(key.seed));
+}
+
+/// Rounds up with the probability that `x` is on the way to the next bfloat16: 16 random bits
+/// decide. Infinities and NaN stay.
+TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7F800000U) == 0x7F800000U) {
+    return x;
+  }
+  bits = (bits + (random & 0xFFFFU)) & 0xFFFF0000U;
+  std::memcpy(&x, &bits, sizeof bits);
+  return x;
+}
+
+/// An element, in place.
+TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradient,
+                                              float& parameter, float& exp_avg, float& exp_avg_sq) {
+  const float g = gradient * f.gradient;
+  exp_avg = f.beta1 * exp_avg + f.rest1 * g;
+  exp_avg_sq = f.beta2 * exp_avg_sq + f.rest2 * g * g;
+  const float root = std::sqrt(exp_avg_sq) * f.root + f.eps;
+  parameter = parameter * f.decay - f.rate * exp_avg / root;
+}
+
+/// N elements of a vector; the moments are rounded where they are narrower (kRounds). `place` is
+/// that of the first.
+template <int N, bool kRounds>
+TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gradient,
+                                      Floats<N>& parameter, Floats<N>& exp_avg,
+                                      Floats<N>& exp_avg_sq, std::uint64_t place) {
+  for (int k = 0; k < N; ++k) {
+    adamw_element(f, gradient.at[k], parameter.at[k], exp_avg.at[k], exp_avg_sq.at[k]);
+  }
+  if constexpr (kRounds) {
+    PhiloxBlock bits{};
+    for (int k = 0; k < N; ++k) {
+      const std::uint64_t at = place + static_cast<std::uint64_t>(k);
+      if (k == 0 || at % 4 == 0) {
+        bits = bits_of_four(f.key, at / 4);
+      }
+      const std::uint32_t random = at % 4 == 0   ? bits.words[0]
+                                   : at % 4 == 1 ? bits.words[1]
+                                   : at % 4 == 2 ? bits.words[2]
+                                                 : bits.words[3];
+      exp_avg.at[k] = rounded_at_random(exp_avg.at[k], random);
+      exp_avg_sq.at[k] = rounded_at_random(exp_avg_sq.at[k], random >> 16);
+    }
+  }
+}
+
+/// Vectors `first`, `first` + `step` and so on of the elements [begin, end). M: the moments' type.
+template <class M, int N>
+TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
+                                        std::int64_t begin, std::int64_t end, std::int64_t first,
+                                        std::int64_t step) {
+  M* const exp_avg = static_cast<M*>(p.exp_avg);
+  M* const exp_avg_sq = static_cast<M*>(p.exp_avg_sq);
+  for (std::int64_t i = begin + first * N; i < end; i += step * N) {
+    const std::int64_t n = end - i;
+    const std::int64_t row = p.rows == 1 ? 0 : i / p.size;
+    const std::int64_t place = p.place + row * p.stride + (i - row * p.size);
+    Floats<N> parameter = load<N>(p.parameter + i, n);
+    Floats<N> mean = load<N>(exp_avg + i, n);
+    Floats<N> square = load<N>(exp_avg_sq + i, n);
+    adamw_vector<N, sizeof(M) == 2>(f, load<N>(p.gradient + i, n), parameter, mean, square,
+                                    static_cast<std::uint64_t>(place));
+    store(p.parameter + i, parameter, n);
+    store(exp_avg + i, mean, n);
+    store(exp_avg_sq + i, square, n);
+  }
+}
+
+/// A chunk of a piece, by the threads `first` to `step` - 1. A vector must not reach over the end
+/// of a row, where places go on elsewhere.
+template <class M>
+TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
+                                     std::int64_t first, std::int64_t step) {
+  constexpr int kWide = kVectorBytes / sizeof(M);
+  if (is_vector(p.parameter) && is_vector(p.gradient) && is_vector(p.exp_avg) &&
+      is_vector(p.exp_avg_sq) && (p.rows == 1 || p.size % kWide == 0)) {
+    adamw_elements<M, kWide>(p, f, chunk.begin, chunk.end, first, step);
+  } else {
+    adamw_elements<M, 1>(p, f, chunk.begin, chunk.end, first, step);
+  }
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,60 @@
+// Many tensors in one launch: a list of pieces, cut into chunks, each of which a block takes.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "device/launch_sizes.h"
+
+namespace tessera::kernels {
+
+/// At most `kMost` pieces, which have a numel(). Plain arrays: a kernel gets the list by value,
+/// with at most 4 KiB of arguments.
+template <class Piece, int kMost, std::int64_t kNumel>
+struct Chunked {
+  static constexpr std::int64_t kChunk = kNumel;  ///< elements of a chunk; a piece's last has fewer
+
+  int count = 0;              ///< of pieces
+  std::int32_t chunks = 0;    ///< of all pieces
+  std::int32_t first[kMost];  ///< the number of each piece's first chunk
+  Piece pieces[kMost];
+
+  /// False, and nothing is added, if the list is full. `piece` must have elements.
+  bool add(const Piece& piece) {
+    const std::int64_t more = divide_up(piece.numel(), kChunk);
+    if (count == kMost || chunks + more > std::numeric_limits<std::int32_t>::max()) {
+      return false;
+    }
+    first[count] = chunks;
+    pieces[count++] = piece;
+    chunks += static_cast<std::int32_t>(more);
+    return true;
+  }
+};
+
+/// The elements [begin, end) of a piece.
+struct Chunk {
+  int piece;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+template <class Piece, int kMost, std::int64_t kNumel>
+TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, std::int32_t number) {
+  // The last piece that begins at or before it.
+  int piece = 0;
+  for (int end = list.count; end - piece > 1;) {
+    const int middle = (piece + end) / 2;
+    (list.first[middle] <= number ? piece : end) = middle;
+  }
+  const std::int64_t begin = (number - list.first[piece]) * kNumel;
+  const std::int64_t numel = list.pieces[piece].numel();
+  return {piece, begin, begin + kNumel < numel ? begin + kNumel : numel};
+}
+
+/// Whether `data` may be taken 16 bytes at a time.
+TESSERA_HOST_DEVICE inline bool is_vector(const void* data) {
+  return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0;
+}
+
+}  // namespace tessera::kernels

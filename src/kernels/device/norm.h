@@ -1,0 +1,95 @@
+// The 2-norm of many tensors together: the squares of each chunk are summed by a block, these sums
+// by one more. In fp64, so that no square overflows, and in an order that depends on sizes alone.
+#pragma once
+
+#include "device/chunks.h"
+
+namespace tessera::kernels {
+
+struct NormPiece {
+  const void* data = nullptr;
+  std::int64_t size = 0;
+
+  TESSERA_HOST_DEVICE std::int64_t numel() const { return size; }
+};
+
+struct SquareSums {
+  Chunked<NormPiece, 200, 65536> list;
+  double* sums = nullptr;  ///< one for each chunk
+};
+
+/// Sums of chunks, of the three kinds of tensors one after another (GradTerms): those that this
+/// rank counts, plain ones, and copies that another rank counts.
+struct SumKinds {
+  const double* sums = nullptr;
+  std::int64_t ends[3] = {};  ///< of each kind's sums
+  /// (2): what the ranks add up, and the sum of plain ones. The first has also what is not finite
+  /// among those that no rank or another one counts: so it reaches all.
+  double* out = nullptr;
+};
+
+/// From sums that the ranks have added up to what the host asks for.
+struct ClipNorm {
+  const double* sums = nullptr;  ///< SumKinds::out
+  double max_norm = 0;
+  double* norm_and_factor = nullptr;  ///< (2)
+  float* norm = nullptr;              ///< rounded
+};
+
+/// Those of the vectors `first`, `first` + `step` and so on of `n` elements.
+template <class T, int N>
+TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
+                                            std::int64_t step) {
+  double sum = 0;
+  for (std::int64_t i = first * N; i < n; i += step * N) {
+    const Floats<N> values = load<N>(data + i, n - i);
+    for (int k = 0; k < N; ++k) {
+      const double value = values.at[k];
+      sum = std::fma(value, value, sum);
+    }
+  }
+  return sum;
+}
+
+template <class T>
+TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t number,
+                                            std::int64_t first, std::int64_t step) {
+  const Chunk chunk = chunk_of(call.list, number);
+  const NormPiece& piece = call.list.pieces[chunk.piece];
+  const T* data = static_cast<const T*>(piece.data) + chunk.begin;
+  const std::int64_t n = chunk.end - chunk.begin;
+  return is_vector(data) ? squares_of_range<T, kVectorBytes / sizeof(T)>(data, n, first, step)
+                         : squares_of_range<T, 1>(data, n, first, step);
+}
+
+/// By a team of threads, whose sum() has the same bits in each of them.
+template <class Team>
+TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
+  double of_kinds[3];
+  std::int64_t begin = 0;
+  for (int kind = 0; kind < 3; ++kind) {
+    double sum = 0;
+    for (std::int64_t i = begin + team.first(); i < call.ends[kind]; i += team.width()) {
+      sum += call.sums[i];
+    }
+    of_kinds[kind] = team.sum(sum);
+    begin = call.ends[kind];
+  }
+  if (team.first() == 0) {
+    const double uncounted = of_kinds[1] + of_kinds[2];
+    // A number less itself is 0 if it is finite.
+    call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
+    call.out[1] = of_kinds[1];
+  }
+}
+
+/// The 1e-6 is PyTorch's. A norm that is not a number makes the factor none.
+TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
+  const double norm = std::sqrt(call.sums[0] + call.sums[1]);
+  const double factor = call.max_norm / (norm + 1e-6);
+  call.norm_and_factor[0] = norm;
+  call.norm_and_factor[1] = factor > 1.0 ? 1.0 : factor;
+  *call.norm = static_cast<float>(norm);
+}
+
+}  // namespace tessera::kernels
