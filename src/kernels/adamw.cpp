@@ -14,7 +14,7 @@ namespace tessera::kernels {
 namespace {
 
 /// The rows of a dense local tensor: runs that are consecutive in the whole tensor too.
-struct Rows {
+struct PlacedRows {
   std::int64_t local = 0;  ///< where the first begins
   std::int64_t count = 1;
   std::int64_t size = 1;
@@ -23,8 +23,8 @@ struct Rows {
 };
 
 /// Of the dimensions behind the last one that a box does not have whole, elements are consecutive.
-std::vector<Rows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
-  Rows rows{.place = place.first_element};
+std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
+  PlacedRows rows{.place = place.first_element};
   std::vector<std::int64_t> extents, locals, globals;
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
@@ -50,11 +50,11 @@ std::vector<Rows> rows_of(const Box& box, const GlobalPlace& place, at::IntArray
     rows.count = extents[next];
     rows.stride = globals[next++];
   }
-  std::vector<Rows> all{rows};
+  std::vector<PlacedRows> all{rows};
   for (; next < extents.size(); ++next) {
-    std::vector<Rows> repeated;
+    std::vector<PlacedRows> repeated;
     for (std::int64_t i = 0; i < extents[next]; ++i) {
-      for (Rows each : all) {
+      for (PlacedRows each : all) {
         each.local += i * locals[next];
         each.place += i * globals[next];
         repeated.push_back(each);
@@ -66,14 +66,14 @@ std::vector<Rows> rows_of(const Box& box, const GlobalPlace& place, at::IntArray
 }
 
 /// fp32 moments have no random numbers: all elements are one row.
-std::vector<Rows> rows_of(const AdamWTensors& tensors) {
+std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {
-    return {Rows{.size = numel}};
+    return {PlacedRows{.size = numel}};
   }
-  std::vector<Rows> all;
+  std::vector<PlacedRows> all;
   for (const Box& box : tensors.place.boxes) {
-    const std::vector<Rows> more = rows_of(box, tensors.place, tensors.local_sizes);
+    const std::vector<PlacedRows> more = rows_of(box, tensors.place, tensors.local_sizes);
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;
@@ -84,7 +84,7 @@ void* moved(const at::Tensor& tensor, std::int64_t elements) {
          elements * static_cast<std::int64_t>(tensor.element_size());
 }
 
-AdamWPiece piece_of(const AdamWTensors& tensors, const Rows& rows) {
+AdamWPiece piece_of(const AdamWTensors& tensors, const PlacedRows& rows) {
   return {.parameter = static_cast<float*>(moved(tensors.parameter, rows.local)),
           .gradient = static_cast<const float*>(tensors.gradient.const_data_ptr()) + rows.local,
           .exp_avg = moved(tensors.exp_avg, rows.local),
@@ -156,7 +156,7 @@ void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers
   launch.call.weight_decay = numbers.weight_decay;
   launch.call.seed = numbers.seed;
   for (const AdamWTensors& each : tensors) {
-    for (const Rows& rows : rows_of(each)) {
+    for (const PlacedRows& rows : rows_of(each)) {
       const AdamWPiece piece = piece_of(each, rows);
       if (piece.numel() == 0) {
         continue;

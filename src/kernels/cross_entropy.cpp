@@ -19,8 +19,8 @@ bool has_dense_rows(const at::Tensor& x) {
   return x.size(1) <= 1 || x.stride(1) == 1;
 }
 
-bool has_kernels(const at::Tensor& logits) {
-  return (has_cuda_kernels(logits) || has_row_kernels(logits)) && has_dense_rows(logits);
+bool has_loss_kernels(const at::Tensor& logits) {
+  return has_kernels(logits) && has_dense_rows(logits);
 }
 
 /// `targets` is contiguous.
@@ -111,7 +111,7 @@ at::ScalarType loss_type(const at::Tensor& logits) {
 }
 
 void row_losses(const LossRows& rows, const RowLosses& into) {
-  if (!has_kernels(rows.logits)) {
+  if (!has_loss_kernels(rows.logits)) {
     return by_operators::losses_of_terms(rows, by_operators::whole_terms(rows), into);
   }
   const at::Tensor targets = rows.targets.contiguous();
@@ -125,7 +125,7 @@ void row_losses(const LossRows& rows, const RowLosses& into) {
 }
 
 RowTerms row_terms(const LossRows& rows) {
-  if (!has_kernels(rows.logits)) {
+  if (!has_loss_kernels(rows.logits)) {
     return by_operators::row_terms(rows);
   }
   const at::Tensor targets = rows.targets.contiguous();
@@ -145,7 +145,7 @@ RowTerms row_terms(const LossRows& rows) {
 }
 
 void make_relative(const LossRows& rows, const RowTerms& terms) {
-  if (!has_kernels(rows.logits)) {
+  if (!has_loss_kernels(rows.logits)) {
     return by_operators::make_relative(rows, terms);
   }
   const at::Tensor targets = rows.targets.contiguous();
@@ -160,7 +160,7 @@ void make_relative(const LossRows& rows, const RowTerms& terms) {
 }
 
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into) {
-  if (!has_kernels(rows.logits)) {
+  if (!has_loss_kernels(rows.logits)) {
     return by_operators::losses_of_terms(rows, terms, into);
   }
   const at::Tensor targets = rows.targets.contiguous();
@@ -177,7 +177,7 @@ void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosse
 
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient) {
-  if (!has_kernels(rows.logits) || !has_dense_rows(gradient)) {
+  if (!has_loss_kernels(rows.logits) || !has_dense_rows(gradient)) {
     return by_operators::logits_gradient(rows, log_sum_exp, of_row, gradient);
   }
   if (rows.logits.size(1) == 0) {

@@ -54,6 +54,10 @@ inline bool has_row_kernels(const at::Tensor& x) {
           x.scalar_type() == c10::ScalarType::BFloat16);
 }
 
+inline bool has_kernels(const at::Tensor& x) {
+  return has_row_kernels(x) || has_cuda_kernels(x);
+}
+
 /// Calls body(kernels, element) with the row kernels for x's type, and a value of their element
 /// type. In a FakeMode it does nothing.
 /// The lambda is compiled once for each of the two types.

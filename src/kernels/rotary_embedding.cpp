@@ -130,10 +130,6 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-bool has_kernels(const at::Tensor& x) {
-  return has_row_kernels(x) || has_cuda_kernels(x);
-}
-
 /// Heads and positions may have any stride: parts of a joint projection are taken without a copy.
 at::Tensor with_dense_heads(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();

@@ -49,8 +49,8 @@ std::int64_t row_stride(const at::Tensor& x) {
 }
 
 /// The tensors as the kernels take them: parts of one product without a copy.
-struct Rows {
-  Rows(const at::Tensor& gate_in, const at::Tensor& up_in)
+struct GateRows {
+  GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
     // Dense inputs are one row, however many they have.
     apart = apart && !(gate.is_contiguous() && up.is_contiguous());
@@ -118,7 +118,7 @@ struct Observed {
   std::initializer_list<at::Tensor> inputs;
 };
 
-void run_forward(const Rows& rows, const at::Tensor& result, const Observed& observed) {
+void run_forward(const GateRows& rows, const at::Tensor& result, const Observed& observed) {
   const SiluMul call = rows.call(result);
   if (has_cuda_kernels(result)) {
     return run_cuda_kernel(&CudaKernels::silu_mul, call, observed.name, observed.inputs, {result});
@@ -127,7 +127,7 @@ void run_forward(const Rows& rows, const at::Tensor& result, const Observed& obs
 }
 
 /// `result`: what has the gradients.
-void run_backward(const at::Tensor& grad, const Rows& rows, const at::Tensor& gate_grad,
+void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor& gate_grad,
                   const at::Tensor& up_grad, const Observed& observed,
                   std::initializer_list<at::Tensor> result) {
   const SiluMulBackward call{.forward = rows.call({}),
@@ -141,10 +141,6 @@ void run_backward(const at::Tensor& grad, const Rows& rows, const at::Tensor& ga
                            result);
   }
   with_row_kernels(grad, [&](const auto& kernels, auto) { on_host(kernels, call); });
-}
-
-bool has_kernels(const at::Tensor& x) {
-  return has_cuda_kernels(x) || has_row_kernels(x);
 }
 
 at::Tensor composed(const at::Tensor& gate, const at::Tensor& up) {

@@ -14,8 +14,8 @@
 #include <atomic>
 #include <optional>
 
-#include "tessera/core/error.h"
 #include "fused/attention_part.h"
+#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -23,10 +23,6 @@ namespace tessera::detail {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
-
-OptionalTensor optional_mask(const at::Tensor& mask) {
-  return mask.defined() ? OptionalTensor(mask) : std::nullopt;
-}
 
 /// A tensor with the global sizes, so that all ranks choose alike: libtorch cannot choose for a
 /// distributed tensor.

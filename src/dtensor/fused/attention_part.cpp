@@ -47,10 +47,6 @@ at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-std::optional<at::Tensor> optional_mask(const at::Tensor& mask) {
-  return mask.defined() ? std::optional(mask) : std::nullopt;
-}
-
 /// As GPU kernels read a mask: of all heads, rows 16 elements aligned.
 std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor& q) {
   if (!mask.defined()) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 #include "tessera/dtensor/detail/attention_kernel.h"
@@ -18,6 +19,11 @@ struct SeenKeys {
   bool causal = false;  ///< as many queries as keys, and query i sees keys to i
   at::Tensor mask{};    ///< (queries, keys), a term of the scores, in their type; undefined: none
 };
+
+/// As libtorch's operators take it.
+inline std::optional<at::Tensor> optional_mask(const at::Tensor& mask) {
+  return mask.defined() ? std::optional(mask) : std::nullopt;
+}
 
 /// out: (batch, heads, queries, width); log_sum_exp: (batch, heads, queries), fp32, or fp64 for
 /// that.

@@ -11,19 +11,19 @@
 namespace tessera::detail {
 namespace {
 
-using TwoTensors = at::Tensor(const at::Tensor&, const at::Tensor&);
+using ProductOfTwo = at::Tensor(const at::Tensor&, const at::Tensor&);
 
-struct Fp8Linear : FusedOperator<Fp8Linear, TwoTensors> {
+struct Fp8Linear : FusedOperator<Fp8Linear, ProductOfTwo> {
   static constexpr const char* name = "tessera::fp8_linear";
   static constexpr const char* signature = "(Tensor x, Tensor weight) -> Tensor";
 };
 
-struct Fp8LinearInputGrad : FusedOperator<Fp8LinearInputGrad, TwoTensors> {
+struct Fp8LinearInputGrad : FusedOperator<Fp8LinearInputGrad, ProductOfTwo> {
   static constexpr const char* name = "tessera::fp8_linear_input_grad";
   static constexpr const char* signature = "(Tensor grad, Tensor weight) -> Tensor";
 };
 
-struct Fp8LinearWeightGrad : FusedOperator<Fp8LinearWeightGrad, TwoTensors> {
+struct Fp8LinearWeightGrad : FusedOperator<Fp8LinearWeightGrad, ProductOfTwo> {
   static constexpr const char* name = "tessera::fp8_linear_weight_grad";
   static constexpr const char* signature = "(Tensor grad, Tensor x) -> Tensor";
 };

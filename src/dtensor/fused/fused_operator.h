@@ -98,8 +98,8 @@ class FusedNode : public Node {
     return differentiate_all({gradient});
   }
   at::Tensor saved(std::size_t i) const { return saved_[i].unpack(); }
-  /// Whether the result is.
-  bool is_distributed() const { return result_ != nullptr; }
+  /// Whether the first result is.
+  bool is_distributed() const { return results_.front() != nullptr; }
 
  private:
   at::Tensor in_layout_of_result(const at::Tensor& gradient, std::size_t result) const;
