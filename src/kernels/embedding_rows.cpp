@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "device/embedding.h"
@@ -85,7 +86,7 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
                             std::int64_t first_row, std::int64_t rows) {
   const at::Tensor terms = grad.contiguous();
   // Stable: equal indices keep the order of their positions.
-  const auto [sorted, positions] = at::sort(indices.flatten(), /*stable=*/true, /*dim=*/0);
+  const auto [sorted, positions] = at::sort(indices.flatten(), std::optional(true), /*dim=*/0);
   const std::int64_t size = grad.size(-1);
   at::Tensor weight_grad = at::zeros({rows, size}, grad.options());
   const at::Tensor partial = at::empty({embedding_tiles(sorted.numel()), 2, size},

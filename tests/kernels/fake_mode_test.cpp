@@ -66,6 +66,14 @@ TEST(FakeMode, ReportsTheKernelsThatRunOnAGpu) {
                 "tessera::silu_mul", "tessera::silu_mul_backward", "tessera::silu_and_mul",
                 "tessera::silu_and_mul_backward", "tessera::rotary_embedding_qk",
                 "tessera::rotary_qkv", "tessera::rotary_qkv_backward"}));
+  names.clear();
+  const at::Tensor indices = at::arange(6).view({2, 3});
+  const at::Tensor rows = embedding_rows(x.view({12, 4}), indices, 0, 12);
+  EXPECT_EQ(rows.sizes(), (std::vector<std::int64_t>{2, 3, 4}));
+  EXPECT_EQ(embedding_rows_backward(rows, indices, 3, 5).sizes(),
+            (std::vector<std::int64_t>{5, 4}));
+  EXPECT_EQ(names, (std::vector<std::string>{"tessera::embedding", "aten::zero_",
+                                             "tessera::embedding_backward"}));
 }
 
 TEST(FakeMode, LeavesMemoryAsItWas) {
