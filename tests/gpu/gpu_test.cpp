@@ -164,6 +164,21 @@ INSTANTIATE_TEST_SUITE_P(
                    const at::Tensor ids = at::arange(30, at::kLong).remainder(11).view({3, 10});
                    return nn::embedding(x[0], ids.to(x[0].device()));
                  }},
+        // Sums of the most frequent row go over several blocks.
+        Function{"embedding_of_frequent_rows",
+                 {{40, 64}},
+                 [](const auto& x) {
+                   const at::Tensor ids = at::arange(700, at::kLong).square().remainder(40);
+                   return nn::embedding(x[0], ids.to(x[0].device()));
+                 }},
+        Function{"cross_entropy",
+                 {{33, 20001}},
+                 [](const auto& x) {
+                   const at::Tensor targets = at::arange(33, at::kLong).mul(597).sub(100);
+                   return tessera::detail::cross_entropy(x[0], targets.to(x[0].device()),
+                                                         {-100, 0.1, 0.01})
+                       .to(x[0].scalar_type());
+                 }},
         Function{"causal_attention",
                  {{2, 4, 33, 16}, {2, 2, 33, 16}, {2, 2, 33, 16}},
                  [](const auto& x) { return attention(x[0], x[1], x[2], true); }},

@@ -202,6 +202,10 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 
 namespace {
 
+/// Parts of some thousand tokens, which keep a GPU's products busy; the logits of 2048 tokens and a
+/// vocabulary of 128,256 take 525 MB in bf16.
+constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
+
 /// Small logits are computed at once: one product is rounded once. By sizes alone, so that a plan
 /// chooses what the run does.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
@@ -220,8 +224,8 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
   const at::Tensor targets = rows.targets.flatten();
-  const tensor_parallel::LinearCrossEntropyOptions head{.loss = loss,
-                                                        .chunks = options.loss_chunks.value_or(0)};
+  const tensor_parallel::LinearCrossEntropyOptions head{
+      .loss = loss, .chunks = options.loss_chunks.value_or(0), .chunk_bytes = kChunkBytes};
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
     return model(rows.inputs, HeadLoss{targets, head, rows.host_positions});
   }

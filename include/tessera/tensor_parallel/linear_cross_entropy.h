@@ -19,7 +19,7 @@ struct LinearCrossEntropyOptions {
   /// The most that a rank's logits of one part may take, in the type of `hidden`; but at least one
   /// token's. From 1024 tokens on a part has a multiple of 1024, and from 128 on one of 128. Read
   /// where `chunks` is 0.
-  std::int64_t chunk_bytes = std::int64_t{640} << 20;
+  std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
 /// cross_entropy of hidden weight^T, the head of a language model and its loss in one, so that the
