@@ -23,7 +23,7 @@ std::vector<Family> fused_families() {
             [](auto& t) { return Tensors{detail::silu_mul(t[0])}; },
             {{"S0", "S0", "-", "S0", "-"},
              {"R", "R", "-", "R", "-"},
-             {"S1", "R", "all_gather 256", "R", "all_gather 256"},
+             {"S1", "R", "all_gather 128", "R", "all_gather 128"},
              {"S0,R", "S0,R", "-", "S0,R", "-"}}},
            {"rms_norm",
             {{{4, 8, 6}}, {{6}}},
@@ -76,7 +76,7 @@ std::vector<Family> fused_families() {
              {"S0,S2 R,R R,R", "S0,S2", "-", "S0,S2 - -", "-"},
              {"S3 R R", "R", "all_gather 2048", "R - -", "-"}}},
            {"rotary_embedding of two",
-            {{{4, 8, 4, 8}}, {{4, 8, 2, 8}}, {{8, 8}}, {{8, 8}}},
+            {{{4, 8, 8, 8}}, {{4, 8, 4, 8}}, {{8, 8}}, {{8, 8}}},
             [](auto& t) {
               const auto [q, k] =
                   detail::rotary_embedding(t[0], t[1], t[2].detach(), t[3].detach());
@@ -86,7 +86,7 @@ std::vector<Family> fused_families() {
              {"S2 S2 R R", "S2 S2", "-", "S2 S2 - -", "-"},
              {"R R R R", "R R", "-", "R R - -", "-"}}},
            {"rotary_qkv",
-            {{{4, 8, 2, 4, 8}}, {{8, 8}}, {{8, 8}}},
+            {{{4, 8, 4, 4, 8}}, {{8, 8}}, {{8, 8}}},
             [](auto& t) {
               const auto [q, k, v] = detail::rotary_qkv(t[0], t[1].detach(), t[2].detach());
               return Tensors{q, k, v};

@@ -119,10 +119,10 @@ const std::vector<OperatorCase>& operators_of_this_library() {
        {{3, 5, 6, 4}, {5, 4}, {5, 4}},
        [](auto& t) { return detail::rotary_embedding(t[0], t[1].detach(), t[2].detach()); }},
       {"rotary_embedding_qk",
-       {{3, 5, 6, 4}, {3, 5, 3, 4}, {5, 4}, {5, 4}},
+       {{3, 5, 6, 4}, {3, 5, 6, 4}, {5, 4}, {5, 4}},
        [](auto& t) {
          const auto [q, k] = detail::rotary_embedding(t[0], t[1], t[2].detach(), t[3].detach());
-         return q.unflatten(2, {3, 2}) * k.unsqueeze(3);
+         return q * k;
        }},
       {"rotary_qkv",
        {{3, 5, 4, 4, 4}, {5, 4}, {5, 4}},
