@@ -2,6 +2,8 @@
 
 #include "tessera/planning/plan.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/hypot.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
@@ -150,6 +152,37 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
   EXPECT_NEAR(plan.ranks.front().metrics.step_time_s, flops / 1e9, 1e-6 * flops / 1e9);
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
+}
+
+TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {
+  constexpr std::int64_t kRows = 40, kColumns = 30;
+  const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
+    const at::Tensor whole = at::empty({kRows, kColumns});
+    at::hypot(whole, at::empty({1, kColumns}).expand({kRows, kColumns}));
+    at::hypot(whole, whole);
+  };
+  const planning::RunPlan plan = planning::plan(make_net, step, MeshShape({1, 1}, {"dp", "tp"}),
+                                                {.machine = planning::machine_of("h100")});
+  const planning::OperatorUse use = plan.ranks.front().time->operators.at("aten::hypot");
+  EXPECT_EQ(use.calls, 2);
+  // An expanded tensor is one row.
+  EXPECT_EQ(use.bytes, 4 * (5 * kRows * kColumns + kColumns));
+  EXPECT_EQ(use.flops, 0);
+}
+
+TEST(Plan, SaysOfWhichOperatorsItsTimeIs) {
+  const planning::RunPlan plan = plan_net({.machine = planning::machine_of("h100")});
+  const planning::StepTime& time = *plan.largest().time;
+  double seconds = 0;
+  double flops = 0;
+  for (const auto& [name, use] : time.operators) {
+    seconds += use.seconds;
+    flops += use.flops;
+  }
+  EXPECT_NEAR(seconds, time.compute, 1e-9 * time.compute);
+  EXPECT_NEAR(flops, time.flops, 1e-9 * time.flops);
+  EXPECT_CONTAINS(planning::to_json(plan), "\"name\": \"aten::addmm\"");
+  EXPECT_CONTAINS(planning::to_text(plan), "Predicted, not measured. A h100: products at 70 %");
 }
 
 constexpr std::chrono::milliseconds kPause(20);

@@ -18,7 +18,7 @@ namespace tessera::kernels {
 struct FakeCall {
   std::string name;                    ///< "aten::mm"
   std::vector<c10::IValue> arguments;  ///< in the order of the schema
-  std::vector<at::Tensor> inputs;      ///< the tensors among the arguments
+  std::vector<at::Tensor> inputs;      ///< the tensors among the arguments, but for out=
   std::vector<at::Tensor> results;     ///< with those that it has written
 };
 

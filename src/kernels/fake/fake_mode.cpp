@@ -149,6 +149,18 @@ Stack written_arguments(const c10::OperatorHandle& op, const Stack& stack) {
   return written;
 }
 
+/// The tensors that the call reads, or reads and writes.
+std::vector<at::Tensor> inputs_of(const c10::OperatorHandle& op, const Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  Stack inputs;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].is_out()) {
+      inputs.push_back(stack[stack.size() - arguments.size() + i]);
+    }
+  }
+  return tensors_of(inputs, inputs.size());
+}
+
 /// `written` in place of the arguments, if the operator returns them.
 void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& written) {
   torch::jit::drop(stack, op.schema().arguments().size());
@@ -208,7 +220,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   if (observed) {
     call = {.name = op.schema().name(),
             .arguments = torch::jit::last(stack, count).vec(),
-            .inputs = tensors_of(stack, count),
+            .inputs = inputs_of(op, stack),
             .results = tensors_of(written, written.size())};
   }
   switch (kind) {

@@ -38,6 +38,26 @@ Json json_of_memory(const observe::StepMemory& memory) {
           {"live_at_peak", live}};
 }
 
+/// The operators of a step, longest first.
+using Use = std::pair<std::string, OperatorUse>;
+std::vector<Use> longest_first(const StepTime& time) {
+  std::vector<Use> uses(time.operators.begin(), time.operators.end());
+  std::ranges::sort(uses, std::greater<>(), [](const Use& use) { return use.second.seconds; });
+  return uses;
+}
+
+Json json_of(const StepTime& time) {
+  Json rows = Json::array();
+  for (const auto& [name, use] : longest_first(time)) {
+    rows.push_back({{"name", name},
+                    {"calls", use.calls},
+                    {"bytes", use.bytes},
+                    {"flops", use.flops},
+                    {"seconds", use.seconds}});
+  }
+  return rows;
+}
+
 Json json_of(const RankPlan& rank) {
   Json json = json_of_memory(rank.memory);
   // In the form of the metrics, made by them.
@@ -49,6 +69,7 @@ Json json_of(const RankPlan& rank) {
   json["flops"] = rank.time ? Json(rank.time->flops) : Json();
   json["exposed_s"] = rank.time ? Json(rank.time->exposed) : Json();
   json["communication_s"] = rank.time ? Json(rank.time->communication) : Json();
+  json["operators"] = rank.time ? json_of(*rank.time) : Json();
   return json;
 }
 
@@ -90,6 +111,19 @@ std::string comm_text(const RankPlan& rank) {
   return rank.metrics.comm.empty() ? "" : text;
 }
 
+/// The operators that take longest.
+std::string operators_text(const StepTime& time) {
+  constexpr std::size_t kLines = 8;
+  std::vector<Use> uses = longest_first(time);
+  uses.resize(std::min(uses.size(), kLines));
+  std::string text;
+  for (const auto& [name, use] : uses) {
+    text += fmt::format("    {:<60} {:>6} calls {:>12} {:>10}\n", name, use.calls,
+                        size_text(static_cast<std::int64_t>(use.bytes)), seconds_text(use.seconds));
+  }
+  return text;
+}
+
 std::string time_text(const RankPlan& rank) {
   if (!rank.time) {
     return "";
@@ -103,7 +137,19 @@ std::string time_text(const RankPlan& rank) {
     text += fmt::format("    {:<14} {} of collectives, {} exposed\n", group, seconds_text(seconds),
                         seconds_text(exposed == rank.time->exposed.end() ? 0 : exposed->second));
   }
-  return text;
+  return text + operators_text(*rank.time);
+}
+
+/// What a time follows from.
+std::string assumptions_text(const Machine& machine) {
+  return fmt::format(
+      "Predicted, not measured. A {}: products at {:.0f} % and attention at {:.0f} % of {:.0f} "
+      "TFLOP/s (half types), other operators at {:.0f} % of {:.2f} TB/s and {:.0f} us at least, "
+      "collectives at {:.0f} % of {:.0f} GB/s in a node and {:.0f} GB/s between nodes.\n",
+      machine.name, 100 * machine.product_share, 100 * machine.attention_share,
+      machine.flops_half / 1e12, 100 * machine.memory_share, machine.memory_bandwidth / 1e12,
+      machine.operator_latency_s * 1e6, 100 * machine.network_share, machine.link_bandwidth / 1e9,
+      machine.network_bandwidth / 1e9);
 }
 
 /// What makes a part of the peak smaller, whatever the program's flags are called.
@@ -196,7 +242,7 @@ std::string to_text(const RunPlan& plan) {
                         comm_text(rank), time_text(rank));
   }
   if (plan.options.machine) {
-    text += verdict(plan) + "\n";
+    text += assumptions_text(*plan.options.machine) + verdict(plan) + "\n";
   }
   for (const std::string& line : plan.fits() ? std::vector<std::string>{} : advice(plan)) {
     text += "  " + line + "\n";

@@ -41,16 +41,25 @@ bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
 }
 
+/// An expanded dimension is the same memory again.
+double bytes_of(const at::Tensor& tensor) {
+  auto bytes = static_cast<double>(tensor.element_size());
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    bytes *= tensor.stride(dim) == 0 ? 1.0 : size_of(tensor, dim);
+  }
+  return tensor.numel() == 0 ? 0 : bytes;
+}
+
 double bytes_of(const FakeCall& call) {
   double bytes = 0;
   for (const at::Tensor& tensor : call.inputs) {
-    bytes += static_cast<double>(tensor.nbytes());
+    bytes += bytes_of(tensor);
   }
   for (const at::Tensor& tensor : call.results) {
-    bytes += static_cast<double>(tensor.nbytes());
+    bytes += bytes_of(tensor);
   }
   if (only_writes(call.name) && !call.results.empty()) {
-    bytes -= static_cast<double>(call.results.front().nbytes());
+    bytes -= bytes_of(call.results.front());
   }
   return bytes;
 }
@@ -88,7 +97,6 @@ double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;
   const bool adds = name == "aten::addmm" || name == "aten::addmm_";
   if (adds || name == "aten::mm" || name == "aten::bmm" || name == "aten::_scaled_mm") {
-    // Not counted from the end: an out= argument is one of the inputs, too.
     const at::Tensor& left = call.inputs[adds ? 1 : 0];
     return 2.0 * static_cast<double>(call.results.front().numel()) * size_of(left, -1);
   }
@@ -143,7 +151,8 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
     return;
   }
   const double flops = product_flops(call);
-  const double by_memory = bytes_of(call) / (machine_->memory_bandwidth * machine_->memory_share);
+  const double bytes = bytes_of(call);
+  const double by_memory = bytes / (machine_->memory_bandwidth * machine_->memory_share);
   double seconds = std::max(by_memory, machine_->operator_latency_s);
   if (flops > 0) {
     const double rate = machine_->peak_flops(call.inputs.front().scalar_type());
@@ -152,6 +161,11 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
     seconds = std::max(seconds, flops / (rate * share));
     step_.flops += flops;
   }
+  OperatorUse& use = step_.operators[call.name];
+  ++use.calls;
+  use.bytes += bytes;
+  use.flops += flops;
+  use.seconds += seconds;
   double& now = lane(current_).time;
   if (!has_lanes_ || current_ == Lane::kCompute) {
     step_.compute += seconds;
