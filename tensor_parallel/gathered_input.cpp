@@ -14,7 +14,6 @@
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 
 #include <memory>
@@ -58,23 +57,27 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   at::Tensor (*of_input)(const at::Tensor& gradient, const at::Tensor& weight);
-  at::Tensor (*of_weight)(const at::Tensor& gradient, const at::Tensor& x);
+  /// Of distributed ones, for a node whose first input is the weight.
+  at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
-constexpr Products kProducts{
-    nn::detail::linear_product,
-    [](const at::Tensor& gradient, const at::Tensor& weight) {
-      return at::matmul(gradient, weight);
-    },
-    [](const at::Tensor& gradient, const at::Tensor& x) {
-      return at::mm(gradient.flatten(0, -2).t(), x.flatten(0, -2));
-    }};
+constexpr Products kProducts{nn::detail::linear_product,
+                             [](const at::Tensor& gradient, const at::Tensor& weight) {
+                               return at::matmul(gradient, weight);
+                             },
+                             [](Node& node, const at::Tensor& gradient, const at::Tensor& x) {
+                               return nn::detail::gradient_of_weight(
+                                   node, 0, gradient.flatten(0, -2), x.flatten(0, -2));
+                             }};
 constexpr Products kFp8Products{
     [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
       const at::Tensor product = tessera::detail::fp8_linear(x, weight);
       return bias.defined() ? product.add(bias) : product;
     },
-    tessera::detail::fp8_linear_input_grad, tessera::detail::fp8_linear_weight_grad};
+    tessera::detail::fp8_linear_input_grad,
+    [](Node&, const at::Tensor& gradient, const at::Tensor& x) {
+      return tessera::detail::fp8_linear_weight_grad(gradient, x);
+    }};
 
 /// The input of one gather: the shard between forward and backward, the whole for the weights'
 /// gradients of one backward.
@@ -90,8 +93,7 @@ class GatheredInput {
     }
   }
 
-  /// This rank's copy of the whole.
-  at::Tensor whole() const { return local_tensor(whole_.tensor()); }
+  const at::Tensor& whole() const { return whole_.tensor(); }
 
   void end_use() {
     if (--waiting_ == 0) {
@@ -140,28 +142,21 @@ struct GatherBackward final : Node {
   std::uint64_t late_number;  ///< sequence number for what runs after this node
 };
 
-/// weight = (gradient of y)^T x, of the local tensors.
+/// weight = (gradient of y)^T x.
 struct WeightBackward final : Node {
-  WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const at::Tensor& weight,
-                 const Products& p)
-      : Node(number),
-        products(p),
-        input(std::move(i)),
-        sharding(sharding_spec(weight)),
-        sizes(weight.sizes().vec()) {}
+  WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const Products& p)
+      : Node(number), products(p), input(std::move(i)) {}
 
   variable_list apply(variable_list&& gradients) override {
     check_first_order();
-    const at::Tensor gradient = products.of_weight(local_tensor(gradients[0]), input->whole());
+    const at::Tensor gradient = products.of_weight(*this, gradients[0], input->whole());
     input->end_use();
-    return {make_distributed(gradient, sharding, sizes)};
+    return {gradient};
   }
   std::string name() const override { return "WeightBackward"; }
 
   const Products& products;
   std::shared_ptr<GatheredInput> input;
-  ShardingSpec sharding;
-  std::vector<std::int64_t> sizes;
 };
 
 /// x = (gradient of y) weight: on each rank a term of it.
@@ -237,8 +232,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
                                                                 sharding_spec(product), products);
   Edge of_weight;
   if (weight.requires_grad()) {
-    const auto late = tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input,
-                                                                 weight, products);
+    const auto late =
+        tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input, products);
     tessera::detail::set_inputs(*late, weight);
     of_weight = Edge(late, late->add_input_metadata(product));
   }

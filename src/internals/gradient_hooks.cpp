@@ -66,12 +66,6 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& 
   return !mangled.starts_with("N7tessera");
 }
 
-bool has_hooks_of_program(torch::autograd::Node& node) {
-  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
-  return std::ranges::any_of(node.tensor_pre_hooks(), of_program) || !node.pre_hooks().empty() ||
-         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
-}
-
 }  // namespace
 
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
@@ -95,6 +89,12 @@ BackwardCode backward_code() {
   }
   return is_node_of_program(*node) || has_hooks_of_program(*node) ? BackwardCode::kFormulaOrProgram
                                                                   : BackwardCode::kFormula;
+}
+
+bool has_hooks_of_program(torch::autograd::Node& node) {
+  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
+  return std::ranges::any_of(node.tensor_pre_hooks(), of_program) || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
 }
 
 bool has_hooks(const at::Tensor& leaf) {

@@ -18,6 +18,7 @@
 #include "tessera/internals/detail/alias_tensor.h"
 #include "tessera/internals/detail/autocast_state.h"
 #include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/leaf_node.h"
 
 namespace tessera::nn::detail {
 namespace {
@@ -28,6 +29,32 @@ using tessera::detail::variable_list;
 
 at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
+}
+
+/// Whether the local part of `sum` takes the product of those of rows^T and x, and no other part.
+bool is_local_sum(const at::Tensor& sum, const at::Tensor& rows, const at::Tensor& x) {
+  const ShardingSpec& of_sum = sharding_spec(sum);
+  const ShardingSpec& of_rows = sharding_spec(rows);
+  const ShardingSpec& of_x = sharding_spec(x);
+  const auto whole_rows = [](const Layout& layout) {
+    return layout.digits(0).empty() && !layout.is_partial();
+  };
+  return of_sum.mesh == of_rows.mesh && of_sum.mesh == of_x.mesh && whole_rows(*of_rows.layout) &&
+         whole_rows(*of_x.layout) && !of_sum.layout->is_partial() &&
+         of_sum.layout->digits(0) == of_rows.layout->digits(1) &&
+         of_sum.layout->digits(1) == of_x.layout->digits(1);
+}
+
+bool can_add(const at::Tensor& sum, const at::Tensor& rows, const at::Tensor& x) {
+  if (!sum.defined() || sum.layout() != c10::kStrided || sum.scalar_type() != rows.scalar_type() ||
+      sum.scalar_type() != x.scalar_type() ||
+      sum.sizes() != at::IntArrayRef{rows.size(1), x.size(1)} ||
+      !local_tensor(sum).is_contiguous()) {
+    return false;
+  }
+  const bool distributed = tessera::is_distributed(sum);
+  return tessera::is_distributed(rows) == distributed &&
+         tessera::is_distributed(x) == distributed && (!distributed || is_local_sum(sum, rows, x));
 }
 
 struct LinearNode final : tessera::detail::Node {
@@ -50,7 +77,7 @@ struct LinearNode final : tessera::detail::Node {
     const at::Tensor rows = as_matrix(gradient);
     // First: what x_ computes again is freed before more memory is needed.
     if (task_should_compute_output(1)) {
-      results[1] = at::mm(rows.t(), as_matrix(x_->unpack()));
+      results[1] = gradient_of_weight(*this, 1, rows, as_matrix(x_->unpack()));
     }
     if (task_should_compute_output(0)) {
       std::vector<std::int64_t> sizes = gradient.sizes().vec();
@@ -98,6 +125,17 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 }
 
 }  // namespace
+
+at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
+                              const at::Tensor& rows, const at::Tensor& x) {
+  const tessera::detail::OpenGradient open(node, node.next_edge(output));
+  if (!can_add(open.tensor(), rows, x)) {
+    return at::mm(rows.t(), x);
+  }
+  const at::Tensor sum = local_tensor(open.tensor());
+  sum.addmm_(local_tensor(rows).t(), local_tensor(x));
+  return {};
+}
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!takes_node(x, weight, bias)) {

@@ -128,7 +128,8 @@ TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
     EXPECT_TRUE(local_tensor(alone).equal(of_x));
     loss.backward();
     EXPECT_TRUE(local_tensor(x.grad()).equal(of_x.mul(2)));
-    EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).equal(of_k.mul(2)));
+    // Added within the product, and so rounded otherwise than two of them.
+    EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).allclose(of_k.mul(2), 1e-5, 1e-6));
   });
 }
 

@@ -42,6 +42,9 @@ enum class BackwardCode : std::uint8_t {
 /// What runs on this thread.
 BackwardCode backward_code();
 
+/// Whether a node has hooks that are not the library's.
+bool has_hooks_of_program(torch::autograd::Node& node);
+
 /// Whether it ever had one by Tensor::register_hook: one that was taken away leaves its place.
 bool has_hooks(const at::Tensor& leaf);
 /// What its hooks make of `gradient`, one after another.
