@@ -25,8 +25,8 @@ struct RandomPart {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// Of a tensor of several parts (nn::FusedLinear), all of its rows: each part draws from its own
-  /// stream in place of `stream`. Valid in the call that is given the key.
+  /// The parts of a fused tensor (nn::FusedLinear), which have all of its rows: each draws from its
+  /// own stream in place of `stream`. Valid in the call that is given the key.
   std::span<const RandomPart> parts{};
 };
 
