@@ -266,7 +266,9 @@ std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn:
                                     .beta1 = o.betas[0],
                                     .beta2 = o.betas[1],
                                     .eps = o.eps,
-                                    .weight_decay = o.weight_decay};
+                                    .weight_decay = o.weight_decay,
+                                    .moment_dtype = scalar_type(o.moment_dtype),
+                                    .seed = o.seed};
   return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
 }
 

@@ -77,7 +77,8 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         for name, mesh, flags in (
                 ("muon", {"dp": 1, "cp": 2}, ["--optimizer", "muon", "--accumulate", 3, "--zero", 2, "--ema", 0.9,
                                               "--shuffle", 3, "--dropout", 0]),
-                ("sgd", {"dp": 2}, ["--optimizer", "sgd", "--schedule", "wsd", "--offload"])):
+                ("sgd", {"dp": 2}, ["--optimizer", "sgd", "--schedule", "wsd", "--offload"]),
+                ("moments", {"dp": 3}, ["--moment-dtype", "bf16"])):
             with self.subTest(name):
                 run, copy = self.folder / name, self.folder / f"{name}-resumed"
                 few = {**mesh, "tp": 1, "steps": 4}
@@ -86,6 +87,16 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
                 shutil.copy(run / "metrics.jsonl", copy)
                 self.train(copy, [*flags, *self.checkpoints(copy), "--resume"], **few)
                 self.assert_equal_runs(copy, run)
+
+    def test_moments_may_be_of_another_type_than_those_saved(self):
+        run = self.broken_copy("narrow")
+        self.train("narrow", [*self.checkpoints(run), "--resume", "--moment-dtype", "bf16"])
+        got = training_runs.figures(run / "metrics.jsonl")
+        want = training_runs.figures(self.unbroken / "metrics.jsonl")
+        self.assertEqual(got[:EVERY + 1], want[:EVERY + 1])
+        self.assertNotEqual(got[-1], want[-1])
+        for ours, theirs in zip(got, want):
+            self.assertLess(abs(ours[1] / theirs[1] - 1), 1e-3, f"step {ours[0]}")
 
     def test_auto_begins_in_an_empty_folder_and_then_continues(self):
         run = self.folder / "run"

@@ -159,6 +159,8 @@ TEST(TrainOptions, ThePeakIsANumberOrMeasured) {
 TEST(TrainOptions, RefusesWhatWouldChangeNothing) {
   EXPECT_ERROR(ParseFlags({"--min-lr", "1e-5"}), "--min-lr is given, but is for --schedule cosine");
   EXPECT_ERROR(ParseFlags({"--optimizer", "sgd", "--betas", "0.9,0.99"}), "--betas is given");
+  EXPECT_ERROR(ParseFlags({"--optimizer", "sgd", "--moment-dtype", "bf16"}),
+               "--moment-dtype is given");
   EXPECT_ERROR(ParseFlags({"--momentum", "0.9"}), "is for --optimizer sgd and muon");
   EXPECT_ERROR(ParseFlags({"--schedule", "cosine", "--decay-ratio", "0.1"}), "for --schedule wsd");
   EXPECT_ERROR(ParseFlags({"--no-loss-parallel", "--loss-chunks", "4"}),

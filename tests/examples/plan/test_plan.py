@@ -47,6 +47,7 @@ MORE = [(programs.ODD, *run) for run in [
     ((2, 1, 1), ["--ema", 0.9]),
     ((3, 1, 1), ["--fused-projections", "--param-dtype", "bf16"]),
     ((1, 4, 1), ["--fused-projections", "--no-sp"]),
+    ((2, 2, 1), ["--moment-dtype", "bf16"]),
     ((1, 1, 2, 2), ["--ac", "selective", "--accumulate", 2]),
     ((2, 1, 1, 2), ["--param-dtype", "bf16", "--document-mask", "--eos-token", 1008]),
 ]] + [
@@ -92,6 +93,12 @@ class Plan(programs.InFolder):
         kinds = self.plan(programs.ODD, STEP, dp=2, tp=2)["kinds"]
         self.assertEqual(sum(kind["ranks"] for kind in kinds), 4)
         self.assertGreater(len({kind["optimizer_bytes"] for kind in kinds}), 1)
+
+    def test_narrow_moments_take_half_the_memory(self):
+        wide, narrow = (self.plan(programs.ODD, [*STEP, "--moment-dtype", dtype], dp=2)["kinds"][0]["optimizer_bytes"]
+                        for dtype in ("fp32", "bf16"))
+        # Steps are counted in fp32 by either.
+        self.assertLess(abs(narrow / wide - 0.5), 1e-3)
 
     def test_ranks_of_a_split_sequence_compute_as_much(self):
         kinds = self.plan(programs.SMALL, [*STEP, "--gpu", "h100"], cp=4)["kinds"]

@@ -1,4 +1,4 @@
-"""fp16 with dynamic loss scaling: the numbers are fp32's, and a step that overflows is left out."""
+"""fp16 with dynamic loss scaling: the numbers are fp32's, and a step that overflows is left out. Moments in bf16."""
 import unittest
 
 import programs
@@ -30,6 +30,15 @@ class HalfPrecision(programs.InFolder):
         for ours, theirs in zip(self.rows([*flags, *extra], 1, 2, 2), want):
             self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
             self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
+
+    def test_losses_with_narrow_moments_are_those_with_wide_ones(self):
+        flags = ["--steps", 40, "--batch", 4, "--seq", 32, "--lr", 3e-3, "--moment-dtype"]
+        wide = self.rows([*flags, "fp32"])
+        narrow = self.rows([*flags, "bf16"])
+        self.assertEqual(narrow[0]["loss"], wide[0]["loss"])
+        self.assertNotEqual(narrow[-1]["loss"], wide[-1]["loss"])
+        for ours, theirs in zip(narrow, wide):
+            self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 5e-3)
 
     # A token a rank: its gradient is not divided by a number of tokens, and the first scales are
     # too large for it.

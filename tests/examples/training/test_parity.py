@@ -69,7 +69,7 @@ class Optimizers(programs.InFolder):
     """Every mesh trains as one rank does, and each flag changes something."""
     FLAGS = [["--optimizer", "sgd", "--momentum", 0.8],
              ["--optimizer", "muon", "--decay-matrices-only", "--weight-decay", 10],
-             ["--betas", "0.7,0.8", "--eps", 1e-3],
+             ["--betas", "0.7,0.8", "--eps", 1e-3], ["--moment-dtype", "bf16"],
              ["--weight-decay", 30], ["--weight-decay", 30, "--decay-matrices-only"],
              ["--schedule", "wsd", "--decay-ratio", 0.5, "--min-lr", 1e-4],
              ["--z-loss", 0.1, "--label-smoothing", 0.2], ["--shuffle", 3]]

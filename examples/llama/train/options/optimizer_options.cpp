@@ -17,6 +17,9 @@ void declare_optimizer(CLI::App& app, TrainOptions& o) {
       ->option_text("B1,B2")
       ->check(number_between(0.0, 1.0));
   app.add_option("--eps", o.eps, "What AdamW adds to a root (1e-8)")->check(number_above_0());
+  app.add_option("--moment-dtype", o.moment_dtype,
+                 "Type of AdamW's two means: fp32, or bf16 rounded at random (fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--momentum", o.momentum, "The momentum of sgd and muon (0.95)")
       ->check(number_between(0.0, 0.9999));
   app.add_option("--weight-decay", o.weight_decay, "The optimizer's, on every parameter (0.1)")

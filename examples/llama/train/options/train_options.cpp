@@ -42,6 +42,7 @@ std::vector<FlagUse> uses(const TrainOptions& o) {
           {"--eos-token", o.document_mask || !o.jsonl.empty(), "--document-mask and --jsonl"},
           {"--betas", o.optimizer != "sgd", "--optimizer adamw and muon"},
           {"--eps", o.optimizer != "sgd", "--optimizer adamw and muon"},
+          {"--moment-dtype", o.optimizer != "sgd", "--optimizer adamw and muon"},
           {"--momentum", o.optimizer != "adamw", "--optimizer sgd and muon"},
           {"--allow-math-attention", o.device == "cuda", "--device cuda"},
           {"--deterministic", o.device == "cuda", "--device cuda"},

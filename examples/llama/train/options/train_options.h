@@ -42,6 +42,7 @@ struct TrainOptions {
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
   std::vector<double> betas{0.9, 0.95};  // usual for language models
   double eps = 1e-8;
+  std::string moment_dtype = "fp32";
   double momentum = 0.95;
   bool decay_matrices_only = false;
   std::optional<double> ema;
