@@ -4,10 +4,10 @@
 
 #include "parameter_group/flat_buffer_layout.h"
 
-#include <ATen/ops/_foreach_copy.h>
-
 #include <algorithm>
 #include <utility>
+
+#include "tessera/kernels/detail/pack.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -131,7 +131,7 @@ bool FlatBufferLayout::splits_rows() const {
                              [](const Segment& segment) { return segment.shape.splits_rows(); });
 }
 
-/// One call for all pieces: on a GPU a few kernels, not one for each piece.
+/// One call for all pieces: on a GPU a kernel, not one for each piece.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded) {
   std::vector<at::Tensor> to;
@@ -146,9 +146,7 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
       from.push_back(std::move(piece.packed));
     }
   }
-  if (!to.empty()) {
-    at::_foreach_copy_(to, from);
-  }
+  kernels::copy_all(to, from);
 }
 
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
@@ -168,9 +166,7 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
       from.push_back(std::move(piece.unsharded));
     }
   }
-  if (!to.empty()) {
-    at::_foreach_copy_(to, from);
-  }
+  kernels::copy_all(to, from);
 }
 
 }  // namespace tessera::fsdp

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/kernels/detail/pack.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -288,11 +289,12 @@ void GatheredState::fill(CommContext& context) {
     context.pool().release(*std::exchange(gathered_, std::nullopt), decoded_);
     return;
   }
-  // One rank, whose shard differs from the unsharded tensor in type or device.
-  const std::vector<ShardedParameter>& parameters = shards_->parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    tensors[i].copy_(parameters[i].shard(), /*non_blocking=*/true);
+  // One rank, whose shards differ from the unsharded tensors in type or device.
+  std::vector<at::Tensor> shards;
+  for (const ShardedParameter& parameter : shards_->parameters()) {
+    shards.push_back(parameter.shard());
   }
+  kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
 /// Unpacked tensors are in compute's memory. Memory that a gather wrote to is reused by its lane,

@@ -12,10 +12,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/kernels/detail/pack.h"
+
 namespace tessera::fsdp {
 namespace {
 
 using comm::Lane;
+
+/// Tensors begin at multiples of this many bytes, as kernels like it.
+constexpr std::int64_t kAlignment = 64;
 
 /// About the square root of the ranks, a power of two: with gradients divided by it before a sum in
 /// fp16 and by the rest after, neither overflows nor underflows much. FSDP2's rule.
@@ -52,6 +57,33 @@ class HookScope {
   std::vector<at::Tensor> gradients_;
   comm::LaneScope scope_;
 };
+
+/// Casts those of `gradients` that are of another type than `dtype`, into one buffer. Undefined
+/// ones stay so.
+void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dtype) {
+  const auto step = kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
+  std::vector<at::Tensor*> others;
+  std::int64_t numel = 0;
+  for (at::Tensor* gradient : gradients) {
+    if (gradient->defined() && gradient->scalar_type() != dtype) {
+      others.push_back(gradient);
+      numel += (gradient->numel() + step - 1) / step * step;
+    }
+  }
+  if (others.empty()) {
+    return;
+  }
+  const at::Tensor buffer = at::empty({numel}, others.front()->options().dtype(dtype));
+  std::vector<at::Tensor> from, to;
+  numel = 0;
+  for (at::Tensor* gradient : others) {
+    from.push_back(*gradient);
+    to.push_back(buffer.narrow(0, numel, gradient->numel()).view(gradient->sizes()));
+    numel += (gradient->numel() + step - 1) / step * step;
+    *gradient = to.back();
+  }
+  kernels::copy_all(to, from);
+}
 
 std::vector<at::Tensor> locals_of(const std::vector<UnshardedGradient>& gradients) {
   std::vector<at::Tensor> locals;
@@ -114,10 +146,15 @@ void GradientReduction::start(CommContext& context) {
 }
 
 void GradientReduction::reduce_in_place(CommContext& context) {
+  std::vector<at::Tensor*> sent;
+  for (UnshardedGradient& gradient : gradients_) {
+    sent.push_back(&gradient.local);
+  }
+  cast_together(sent, options_.dtype);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
     // Kept until the collective has read them: without packing there is no other owner.
-    held_.push_back(gradient.defined() ? gradient.to(options_.dtype).contiguous()
+    held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
   // Gradients are compute's; the result belongs to the lane that reduces, which allocates it.
@@ -268,8 +305,28 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
+/// One rank: new gradients of another type than their parameters' are cast together. Not those that
+/// are added to an earlier gradient or summed over tensor parallelism first, nor what a hook is to
+/// see as autograd has made it.
+void GradientReduction::cast_alone() {
+  // On a CPU a launch costs nothing, and a norm of neighbours in memory is summed in another order.
+  if (mesh_.device().is_cpu() || hooks().all_reduce || options_.divisor != 1) {
+    return;
+  }
+  std::vector<at::Tensor*> first;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const ShardedParameter& parameter = *parameters_[i];
+    if (!parameter.gradient().defined() && !parameter.home().pinned &&
+        gradients_[i].pending == nullptr) {
+      first.push_back(&gradients_[i].local);
+    }
+  }
+  cast_together(first, parameters_.front()->dtype());
+}
+
 /// One rank: autograd's tensors themselves are the result, unless they are divided.
 void GradientReduction::hand_out_alone(CommContext& context) {
+  cast_alone();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor gradient = gradients_[i].local;
     if (!gradient.defined()) {

@@ -59,6 +59,7 @@ class GradientReduction {
   /// False if that is left to a later reduction.
   bool reduce_over_replicas();
   void hand_out_reduced(CommContext& context);
+  void cast_alone();
   void hand_out_alone(CommContext& context);
   void hand_out(std::size_t index, const at::Tensor& gradient, CommContext& context);
 
