@@ -62,6 +62,7 @@ const bool kRegistered = [] {
       .sum_kinds = &run_of_one_type<SumKinds>,
       .adamw = &run<AdamW>,
       .clip_norm = &run_of_one_type<ClipNorm>,
+      .quantize_fp8 = &run<QuantizeFp8>,
   });
   return true;
 }();

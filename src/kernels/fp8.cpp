@@ -15,8 +15,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstdint>
 #include <vector>
 
+#include "device/quantize_fp8.h"
 #include "fused_dispatch.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/fake_mode.h"
@@ -30,8 +32,10 @@ constexpr std::int64_t kMultiple = 16;
 
 /// The biased exponents of the scales of rows with these maxima, of fp32.
 at::Tensor scale_exponents(const at::Tensor& amax) {
-  // 448 is 1.75 * 2^8. The sum carries into the exponent where a fraction is above 0.75.
-  const at::Tensor rounded = at::bitwise_right_shift(amax.view(at::kInt) + 0x1FFFFF, 23);
+  // 448 is 1.75 * 2^8. The sum carries into the exponent where a fraction is above 0.75. That of a
+  // NaN could overflow.
+  const at::Tensor bits = amax.view(at::kInt).clamp_max(0x7F800000);
+  const at::Tensor rounded = at::bitwise_right_shift(bits + 0x1FFFFF, 23);
   // From 2^-100 on the inverse is a normal number, and so are all values in bf16.
   return (rounded - 8).clamp_min(127 - 100);
 }
@@ -43,6 +47,52 @@ at::Tensor power_of_two(const at::Tensor& biased_exponents) {
 at::Tensor row_maxima(const at::Tensor& x) {
   return x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                         : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
+}
+
+Fp8Rows composed_quantized(const at::Tensor& x) {
+  const at::Tensor amax = row_maxima(x);
+  const at::Tensor exponents = scale_exponents(amax);
+  // The difference is 0, or NaN for a row that is not finite: casts saturate on some processors.
+  const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
+  const at::Tensor scaled = x.to(compute_type(x)) * inverse;
+  return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
+}
+
+/// One launch for rows of consecutive elements, two for columns.
+Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
+  const bool by_columns = x.stride(1) != 1 && x.stride(0) == 1;
+  const at::Tensor in = by_columns || x.stride(1) == 1 ? x : x.contiguous();
+  Fp8Rows rows{at::empty(x.sizes(), x.options().dtype(kFp8)),
+               at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
+  const at::Tensor maxima = at::zeros({by_columns ? x.size(0) : 0}, x.options().dtype(at::kInt));
+  const at::Tensor multiplied = factors.defined() ? factors.contiguous() : factors;
+  const QuantizeFp8 call{
+      .x = in.const_data_ptr(),
+      .factors = multiplied.defined() ? multiplied.const_data_ptr<float>() : nullptr,
+      .row_stride = in.stride(0),
+      .column_stride = in.stride(1),
+      .rows = in.size(0),
+      .columns = in.size(1),
+      .values = static_cast<std::uint8_t*>(rows.values.mutable_data_ptr()),
+      .scales = rows.scales.mutable_data_ptr<float>(),
+      .maxima = static_cast<std::uint32_t*>(maxima.mutable_data_ptr())};
+  if (in_fake_mode()) {
+    observe_fake_call({"tessera::quantize_fp8",
+                       {in},
+                       by_columns ? std::vector{in, in} : std::vector{in},
+                       {rows.values, rows.scales}});
+  } else {
+    cuda_kernels().quantize_fp8(call, in);
+  }
+  return rows;
+}
+
+/// The rows of x times `factors`, (1, columns) powers of two, or undefined for ones.
+Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors) {
+  if (has_cuda_kernels(x) && x.numel() > 0) {
+    return quantized_on_cuda(x, factors);
+  }
+  return composed_quantized(factors.defined() ? x * factors.to(x.scalar_type()) : x);
 }
 
 /// Whether products are libtorch's own of eight bits; a plan for a GPU makes its calls.
@@ -89,12 +139,7 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
 }  // namespace
 
 Fp8Rows quantize_fp8(const at::Tensor& x) {
-  const at::Tensor amax = row_maxima(x);
-  const at::Tensor exponents = scale_exponents(amax);
-  // The difference is 0, or NaN for a row that is not finite: casts saturate on some processors.
-  const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
-  const at::Tensor scaled = x.to(compute_type(x)) * inverse;
-  return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
+  return quantized(x, {});
 }
 
 at::Tensor dequantize_fp8(const Fp8Rows& rows, c10::ScalarType type) {
@@ -110,8 +155,8 @@ at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weigh
   const c10::ScalarType type = weight.scalar_type();
   const Fp8Rows columns{w.values.t().contiguous(),
                         at::ones({weight.size(1), 1}, w.scales.options())};
-  const at::Tensor scaled = as_rows(grad.to(type)) * w.scales.t().to(type);
-  return shaped(product(quantize_fp8(scaled), columns, type), grad);
+  const Fp8Rows scaled = quantized(as_rows(grad.to(type)), w.scales.t());
+  return shaped(product(scaled, columns, type), grad);
 }
 
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x) {

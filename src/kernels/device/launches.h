@@ -8,6 +8,7 @@
 #include "device/embedding.h"
 #include "device/norm.h"
 #include "device/pack.h"
+#include "device/quantize_fp8.h"
 #include "device/rms_norm.h"
 #include "device/rotary.h"
 #include "device/silu_mul.h"
@@ -32,5 +33,7 @@ void launch(const AdamW& call, Element moments, cudaStream_t stream);
 void launch(const SquareSums& call, Element type, cudaStream_t stream);
 void launch(const SumKinds& call, cudaStream_t stream);
 void launch(const ClipNorm& call, cudaStream_t stream);
+/// Two launches where the rows are columns in memory.
+void launch(const QuantizeFp8& call, Element type, cudaStream_t stream);
 
 }  // namespace tessera::kernels

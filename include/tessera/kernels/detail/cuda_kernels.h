@@ -16,6 +16,7 @@ struct CrossEntropyBackward;
 struct Embedding;
 struct EmbeddingBackward;
 struct Pack;
+struct QuantizeFp8;
 struct RmsNorm;
 struct RmsNormBackward;
 struct Rotary;
@@ -50,6 +51,7 @@ struct CudaKernels {
   void (*sum_kinds)(const SumKinds& call, const at::Tensor& like);
   void (*adamw)(const AdamW& call, const at::Tensor& like);
   void (*clip_norm)(const ClipNorm& call, const at::Tensor& like);
+  void (*quantize_fp8)(const QuantizeFp8& call, const at::Tensor& like);
 };
 
 /// Called once, by the static initialisation of libtessera_cuda.so.
