@@ -12,15 +12,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "parameter_group/unsharded_tensors.h"
 #include "tessera/kernels/detail/pack.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using comm::Lane;
-
-/// Tensors begin at multiples of this many bytes, as kernels like it.
-constexpr std::int64_t kAlignment = 64;
 
 /// About the square root of the ranks, a power of two: with gradients divided by it before a sum in
 /// fp16 and by the rest after, neither overflows nor underflows much. FSDP2's rule.
@@ -61,7 +59,7 @@ class HookScope {
 /// Casts those of `gradients` that are of another type than `dtype`, into one buffer. Undefined
 /// ones stay so.
 void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dtype) {
-  const auto step = kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
+  const auto step = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<at::Tensor*> others;
   std::int64_t numel = 0;
   for (at::Tensor* gradient : gradients) {

@@ -9,9 +9,6 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Tensors begin at multiples of this many bytes, as kernels like it.
-constexpr std::int64_t kAlignment = 64;
-
 std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
@@ -45,10 +42,10 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
     // With padding an all-gather of rows writes here directly; the tensor proper is the beginning.
     numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
                             : c10::multiply_integers(segment.shape.sizes));
-    bytes += round_up(itemsize * numels.back(), kAlignment);
+    bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
   // Each rank of a post-forward mesh keeps an equal piece, aligned as tensors are.
-  bytes = round_up(bytes, kAlignment * pieces);
+  bytes = round_up(bytes, kTensorAlignment * pieces);
   storage_ = ReusableStorage(bytes, device);
   // All tensors share this one storage, so that a post-forward mesh keeps and gathers one range.
   flat_ = storage_.tensor({bytes / itemsize}, dtype, 0);
@@ -58,7 +55,7 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
     if (padded) {
       padded_.push_back(storage_.tensor({numels[i]}, dtype, offset));
     }
-    offset += round_up(itemsize * numels[i], kAlignment);
+    offset += round_up(itemsize * numels[i], kTensorAlignment);
   }
 }
 

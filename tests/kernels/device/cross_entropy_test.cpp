@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/device/one_thread.h"
 #include "kernels/device/rounding.h"
 
 namespace tessera::kernels {
@@ -9,14 +10,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kIgnored = -100;
-
-/// A team of one thread.
-struct OneThread {
-  static std::int64_t first() { return 0; }
-  static std::int64_t width() { return 1; }
-  static float max(float x) { return x; }
-  static float sum(float x) { return x; }
-};
 
 /// One of three threads.
 struct OneOfThree {

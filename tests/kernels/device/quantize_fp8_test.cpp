@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "kernels/device/one_thread.h"
 #include "kernels/device/rounding.h"
 #include "tessera/kernels/fp8.h"
 
@@ -11,13 +12,6 @@
 
 namespace tessera::kernels {
 namespace {
-
-/// The threads of a row meet: here they are one.
-struct OneThread {
-  static std::int64_t first() { return 0; }
-  static std::int64_t width() { return 1; }
-  static std::uint32_t max(std::uint32_t x) { return x; }
-};
 
 struct Result {
   std::vector<std::uint8_t> values;

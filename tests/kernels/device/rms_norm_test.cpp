@@ -2,17 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/device/one_thread.h"
 #include "kernels/device/rounding.h"
 
 namespace tessera::kernels {
 namespace {
-
-/// A team of one thread.
-struct OneThread {
-  static std::int64_t first() { return 0; }
-  static std::int64_t width() { return 1; }
-  static float sum(float x) { return x; }
-};
 
 constexpr float kEps = 1e-5F;
 
