@@ -133,21 +133,22 @@ at::Tensor mask_of_rows(const ContextParts& parts, const at::Tensor& positions) 
 }  // namespace
 
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
-                         const at::Tensor& positions, const KvCache* cache) {
+                         const InDocuments& places, const KvCache* cache) {
+  const at::Tensor& positions = places.positions;
   check_positions(parts, tokens, positions, cache);
-  const c10::Device device = parts.cos.device();
   const nn::ContextParallelPtr& split = parts.context_parallel;
-  const at::Tensor there = positions.to(device, /*non_blocking=*/true);
-  const at::Tensor rows = (split ? split->shard(there, 1) : there).flatten();
+  const at::Tensor rows = (split ? split->shard(positions, 1) : positions).flatten();
   Context context{{.batch = positions.size(0),
                    .cos = parts.cos.index_select(0, rows),
                    .sin = parts.sin.index_select(0, rows),
                    .context_parallel = split},
                   nullptr};
   if (split) {
-    context.mask = mask_of_rows(parts, there);
+    context.mask = mask_of_rows(parts, positions);
   } else {
-    context.documents = std::make_shared<const nn::Documents>(positions, device);
+    context.documents = places.documents != nullptr
+                            ? places.documents
+                            : std::make_shared<const nn::Documents>(positions, parts.cos.device());
   }
   return context;
 }

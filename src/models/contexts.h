@@ -30,9 +30,13 @@ struct ContextParts {
 /// For tokens (batch, sequence) that follow those in the cache, if there is one. Throws Error for a
 /// cache of another number of texts.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
-/// The same for tokens of documents, at `positions` (batch, sequence) in them, on the CPU or not.
-/// Throws Error for a cache, and where the sizes differ.
+/// Where tokens are in documents, and these; without them they are made of the positions.
+struct InDocuments {
+  const at::Tensor& positions;  ///< (batch, sequence)
+  const nn::DocumentsPtr& documents;
+};
+/// The same for tokens of documents. Throws Error for a cache, and where the sizes differ.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
-                         const at::Tensor& positions, const KvCache* cache);
+                         const InDocuments& places, const KvCache* cache);
 
 }  // namespace tessera::models

@@ -152,12 +152,13 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   }
 }
 
-at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions) {
-  return (*lm_head_)(features(tokens, cache, positions));
+at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
+                          const nn::DocumentsPtr& documents) {
+  return (*lm_head_)(features(tokens, cache, positions, documents));
 }
 
 at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
-  const at::Tensor hidden = features(tokens, nullptr, loss.positions);
+  const at::Tensor hidden = features(tokens, nullptr, loss.positions, loss.documents);
   // linear_cross_entropy takes the weight alone, without an adapter's term.
   if (lm_head_->attached<nn::LoraBranch>()) {
     return tensor_parallel::cross_entropy((*lm_head_)(hidden), loss.targets, loss.options.loss);
@@ -166,7 +167,8 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
 }
 
 /// All but the head: (batch, sequence) -> (batch * sequence, hidden), with a cache (batch, hidden).
-at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions) {
+at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
+                           const nn::DocumentsPtr& documents) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
   const std::int64_t ranks = context_parallel_ ? context_parallel_->mesh().size() : 1;
   const std::int64_t sequence = tokens.size(1) * ranks;
@@ -184,9 +186,10 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
       by_cache ? "the cache was made for " : "this Llama was built for ", most,
       by_cache ? "; make it with more positions" : "; build it with a larger max_sequence");
   const ContextParts parts{config_, *cos_, *sin_, context_parallel_};
-  at::Tensor hidden = (*model_)(
-      tokens.flatten(), positions.defined() ? document_context(parts, tokens, positions, cache)
-                                            : context_of(parts, tokens, cache));
+  at::Tensor hidden =
+      (*model_)(tokens.flatten(),
+                positions.defined() ? document_context(parts, tokens, {positions, documents}, cache)
+                                    : context_of(parts, tokens, cache));
   if (cache == nullptr) {
     return hidden;
   }

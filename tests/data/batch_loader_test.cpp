@@ -213,6 +213,15 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   EXPECT_TRUE(at::equal(batch.rows(1, 1).positions, batch.positions.narrow(0, 1, 1)));
 }
 
+TEST(BatchLoader, KeepsThePositionsOfABatchOnADeviceOnTheHost) {
+  const BatchLoader loader({{token_windows(make_token_source({5, 6, 0, 7, 0, 0, 8, 9, 1}), 4, 10)}},
+                           {.batch = 2, .document_end = 0});
+  const auto batch = loader.load(0, 0, 2);
+  const auto row = batch.to(c10::Device(c10::kMeta)).rows(1, 1);
+  EXPECT_TRUE(row.positions.is_meta());
+  EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
+}
+
 TEST(BatchLoader, HasNoPositionsWithoutDocuments) {
   const BatchLoader loader(Positions(13), 2, 3, 100);
   EXPECT_FALSE(loader.load(0, 0, 2).positions.defined());

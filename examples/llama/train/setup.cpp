@@ -218,22 +218,30 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
+/// Made before the model's call, which has its tensors on the device.
+nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
+  return rows.host_positions.defined() && o.cp == 1
+             ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
+             : nullptr;
+}
+
 }  // namespace
 
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
   const at::Tensor targets = rows.targets.flatten();
+  const nn::DocumentsPtr documents = documents_of(options, rows);
   const tensor_parallel::LinearCrossEntropyOptions head{
       .loss = loss, .chunks = options.loss_chunks.value_or(0), .chunk_bytes = kChunkBytes};
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
-    return model(rows.inputs, HeadLoss{targets, head, rows.host_positions});
+    return model(rows.inputs, HeadLoss{targets, head, rows.positions, documents});
   }
   // The logits may be sharded over the vocabulary; the loss takes them as they are.
-  const at::Tensor& positions = rows.host_positions;
-  const at::Tensor logits = positions.defined()
-                                ? model(rows.inputs, static_cast<KvCache*>(nullptr), positions)
-                                : model(rows.inputs);
+  const at::Tensor logits =
+      rows.positions.defined()
+          ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions, documents)
+          : model(rows.inputs);
   return tensor_parallel::cross_entropy(logits, targets, loss);
 }
 

@@ -27,6 +27,7 @@
 #include "tessera/models/kv_cache.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/context_parallel.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
@@ -40,7 +41,8 @@ namespace tessera::models {
 struct HeadLoss {
   at::Tensor targets;  ///< (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
-  at::Tensor positions{};  ///< in documents, as forward() takes them
+  at::Tensor positions{};        ///< in documents, as forward() takes them
+  nn::DocumentsPtr documents{};  ///< the same
 };
 
 /// A decoder with Hugging Face's parameter names, by which weights are loaded and exported:
@@ -55,13 +57,13 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// tokens follow those in it: first the prompts, then one token of each a call; the logits are
   /// those of the last position alone, (batch, vocabulary). `positions`: (batch, sequence) int64,
   /// of each token in its document: one more than the token before has, or 0 where a document
-  /// begins. A token then attends to its own document alone. They are read on the host: give them
-  /// on the CPU to a model on a GPU, which then waits for none. Throws Error beyond max_sequence
-  /// positions, and for positions with a cache or with angles that depend on how long a text is.
-  /// With context parallelism the tokens are this rank's of each sequence, the positions those of
-  /// all tokens, and there is no cache.
+  /// begins. A token then attends to its own document alone. `documents`: those of the positions;
+  /// without them the host reads the positions, for which it waits for a GPU. Throws Error beyond
+  /// max_sequence positions, and for positions with a cache or with angles that depend on how long
+  /// a text is. With context parallelism the tokens are this rank's of each sequence, the positions
+  /// those of all tokens, and there is no cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
-                     const at::Tensor& positions = {});
+                     const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
   /// Head and loss in one (linear_cross_entropy): the loss of what the other forward() returns.
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
   /// A cache for this model; see KvCache for the arguments.
@@ -91,7 +93,8 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   class Block;
   class Backbone;
 
-  at::Tensor features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions);
+  at::Tensor features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
+                      const nn::DocumentsPtr& documents);
 
   LlamaConfig config_;
   std::int64_t max_sequence_;
