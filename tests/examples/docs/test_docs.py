@@ -9,7 +9,7 @@ PAGES = [programs.ROOT / "README.md", *sorted((programs.ROOT / "docs").rglob("*.
 
 def flags(text):
     """Long flags, without those that only negate another."""
-    return {flag for flag in re.findall(r"--(?:\[no-\])?([a-z][a-z-]+)", text)
+    return {flag for flag in re.findall(r"--(?:\[no-\])?([a-z][a-z0-9-]+)", text)
             if not flag.startswith("no-")} - {"help", "help-all"}
 
 

@@ -46,7 +46,7 @@ class Help(unittest.TestCase):
                 section = heading[1]
             elif line.startswith("| `--"):
                 shown = line.split(" | ")[0]
-                found |= {(section, name) for name in re.findall(r"--(?:\[no-\])?([a-z][a-z-]*)", shown)}
+                found |= {(section, name) for name in re.findall(r"--(?:\[no-\])?([a-z][a-z0-9-]*)", shown)}
         self.assertEqual(found, {(section, name) for section, name in self.all if not name.startswith("help")})
 
     def test_a_plan_has_its_own_flags_beside_them(self):
