@@ -22,15 +22,15 @@ using detail::linear_product;
 using testing::full_tensor;
 using testing::normal_values;
 
-using Inputs = std::vector<at::Tensor>;
-using Function = std::function<at::Tensor(const Inputs&)>;
+using Tensors = std::vector<at::Tensor>;
+using Function = std::function<at::Tensor(const Tensors&)>;
 
 at::Tensor libtorchs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
   return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
 }
 
-Inputs leaves_of(const Inputs& values) {
-  Inputs leaves;
+Tensors leaves_of(const Tensors& values) {
+  Tensors leaves;
   for (const at::Tensor& value : values) {
     leaves.push_back(value.detach().clone().requires_grad_());
   }
@@ -38,20 +38,20 @@ Inputs leaves_of(const Inputs& values) {
 }
 
 /// The result, then the gradients of the inputs, of a loss that weighs all elements differently.
-Inputs results_of(const Function& function, const Inputs& values) {
-  const Inputs inputs = leaves_of(values);
+Tensors results_of(const Function& function, const Tensors& values) {
+  const Tensors inputs = leaves_of(values);
   const at::Tensor y = function(inputs);
   y.backward(normal_values(y.sizes(), 99).to(y.scalar_type()));
-  Inputs results{y.detach()};
+  Tensors results{y.detach()};
   for (const at::Tensor& input : inputs) {
     results.push_back(input.grad());
   }
   return results;
 }
 
-void expect_equal_bits(const Function& a, const Function& b, const Inputs& values) {
-  const Inputs of_a = results_of(a, values);
-  const Inputs of_b = results_of(b, values);
+void expect_equal_bits(const Function& a, const Function& b, const Tensors& values) {
+  const Tensors of_a = results_of(a, values);
+  const Tensors of_b = results_of(b, values);
   for (std::size_t i = 0; i < of_a.size(); ++i) {
     EXPECT_EQ(of_a[i].sizes(), of_b[i].sizes()) << i;
     EXPECT_TRUE(of_a[i].equal(of_b[i])) << i;
@@ -59,7 +59,7 @@ void expect_equal_bits(const Function& a, const Function& b, const Inputs& value
 }
 
 /// Where terms are added in another order.
-void expect_close(const Inputs& a, const Inputs& b) {
+void expect_close(const Tensors& a, const Tensors& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     EXPECT_TRUE(a[i].allclose(b[i], 1e-5, 1e-5)) << i;
   }
@@ -69,20 +69,20 @@ TEST(LinearProduct, HasLibtorchsBits) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
     for (const std::vector<std::int64_t>& sizes :
          {std::vector<std::int64_t>{7, 12}, {2, 5, 12}, {1, 12}, {0, 12}, {2, 3, 4, 12}}) {
-      const Inputs values{normal_values(sizes, 1).to(type), normal_values({9, 12}, 2).to(type),
+      const Tensors values{normal_values(sizes, 1).to(type), normal_values({9, 12}, 2).to(type),
                           normal_values({9}, 3).to(type)};
-      expect_equal_bits([](const Inputs& v) { return linear_product(v[0], v[1], v[2]); },
-                        [](const Inputs& v) { return libtorchs(v[0], v[1], v[2]); }, values);
-      expect_equal_bits([](const Inputs& v) { return linear_product(v[0], v[1], {}); },
-                        [](const Inputs& v) { return libtorchs(v[0], v[1]); },
+      expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], v[2]); },
+                        [](const Tensors& v) { return libtorchs(v[0], v[1], v[2]); }, values);
+      expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], {}); },
+                        [](const Tensors& v) { return libtorchs(v[0], v[1]); },
                         {values[0], values[1]});
     }
   }
 }
 
 TEST(LinearProduct, TakesVectors) {
-  expect_equal_bits([](const Inputs& v) { return linear_product(v[0], v[1], v[2]); },
-                    [](const Inputs& v) { return libtorchs(v[0], v[1], v[2]); },
+  expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], v[2]); },
+                    [](const Tensors& v) { return libtorchs(v[0], v[1], v[2]); },
                     {normal_values({12}, 1), normal_values({9, 12}, 2), normal_values({9}, 3)});
 }
 
@@ -99,7 +99,7 @@ TEST(LinearProduct, IsCastByAutocast) {
 
 TEST(LinearProduct, MayBeWrittenTo) {
   const auto doubled = [](auto product) {
-    return [product](const Inputs& v) { return product(v[0], v[1], v[2]).mul_(2); };
+    return [product](const Tensors& v) { return product(v[0], v[1], v[2]).mul_(2); };
   };
   expect_equal_bits(doubled(linear_product), doubled(libtorchs),
                     {normal_values({2, 5, 6}, 1), normal_values({4, 6}, 2), normal_values({4}, 3)});
@@ -107,14 +107,14 @@ TEST(LinearProduct, MayBeWrittenTo) {
 
 TEST(LinearProduct, IsDifferentiableTwice) {
   const auto second = [](auto product) {
-    return [product](const Inputs& v) {
+    return [product](const Tensors& v) {
       const at::Tensor y = product(v[0], v[1], v[2]).square().sum();
       return torch::autograd::grad({y}, {v[0]}, {}, /*retain_graph=*/true,
                                    /*create_graph=*/true)[0]
           .square();
     };
   };
-  const Inputs values{normal_values({5, 6}, 1), normal_values({4, 6}, 2), normal_values({4}, 3)};
+  const Tensors values{normal_values({5, 6}, 1), normal_values({4, 6}, 2), normal_values({4}, 3)};
   expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
 }
 
@@ -134,23 +134,23 @@ TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
 
 constexpr double kEps = 1e-5;
 
-at::Tensor with_norm(const Inputs& v) {
+at::Tensor with_norm(const Tensors& v) {
   const at::Tensor y = rms_norm(v[0], v[1], kEps);
   return linear_product(y, v[2], {}).mul(linear_product(y, v[3], {}));
 }
 
 /// The same from libtorch's products, which keep what they are given.
-at::Tensor with_kept_norm(const Inputs& v) {
+at::Tensor with_kept_norm(const Tensors& v) {
   const at::Tensor y = rms_norm(v[0], v[1], kEps);
   return libtorchs(y, v[2]).mul(libtorchs(y, v[3]));
 }
 
-Inputs values_for_norm(at::ScalarType type = at::kFloat) {
+Tensors values_for_norm(at::ScalarType type = at::kFloat) {
   return {normal_values({11, 6}, 1).to(type), normal_values({6}, 2).to(type),
           normal_values({4, 6}, 3).to(type), normal_values({4, 6}, 4).to(type)};
 }
 
-at::Tensor with_silu(const Inputs& v) {
+at::Tensor with_silu(const Tensors& v) {
   return linear_product(silu_mul(v[0], v[1]), v[2], {});
 }
 
@@ -158,15 +158,15 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     expect_equal_bits(with_norm, with_kept_norm, values_for_norm(type));
     expect_equal_bits(with_silu,
-                      [](const Inputs& v) { return libtorchs(silu_mul(v[0], v[1]), v[2]); },
+                      [](const Tensors& v) { return libtorchs(silu_mul(v[0], v[1]), v[2]); },
                       {normal_values({11, 6}, 1).to(type), normal_values({11, 6}, 2).to(type),
                        normal_values({4, 6}, 3).to(type)});
   }
 }
 
 /// The memory that a graph holds beside its inputs and its result.
-std::int64_t kept_bytes(const Function& function, const Inputs& values) {
-  const Inputs inputs = leaves_of(values);
+std::int64_t kept_bytes(const Function& function, const Tensors& values) {
+  const Tensors inputs = leaves_of(values);
   function(inputs);  // what is allocated once
   const testing::AllocatedBytes memory;
   const at::Tensor y = function(inputs);
@@ -175,18 +175,18 @@ std::int64_t kept_bytes(const Function& function, const Inputs& values) {
 
 TEST(RecomputedInput, IsNotKept) {
   constexpr std::int64_t kRows = 64, kSize = 32;
-  const Inputs norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
+  const Tensors norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
                     normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
   // Instead of the result, a copy of the weight.
   EXPECT_EQ(kept_bytes(with_kept_norm, norm) - kept_bytes(with_norm, norm),
             4 * (kRows * kSize - kSize));
-  const Inputs silu{normal_values({kRows, kSize}, 1), normal_values({kRows, kSize}, 2),
+  const Tensors silu{normal_values({kRows, kSize}, 1), normal_values({kRows, kSize}, 2),
                     normal_values({2, kSize}, 3)};
   EXPECT_EQ(kept_bytes(with_silu, silu), 0);
 }
 
 TEST(RecomputedInput, IsFreedAfterTheBackward) {
-  const Inputs v = leaves_of(values_for_norm());
+  const Tensors v = leaves_of(values_for_norm());
   const at::Tensor y = with_norm(v);
   y.sum().backward({}, /*retain_graph=*/true);
   const testing::AllocatedBytes memory;
@@ -196,7 +196,7 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
 }
 
 TEST(RecomputedInput, ServesTwoBackwards) {
-  const Inputs v = leaves_of(values_for_norm());
+  const Tensors v = leaves_of(values_for_norm());
   const at::Tensor loss = with_norm(v).sum();
   loss.backward({}, /*retain_graph=*/true);
   const at::Tensor once = v[2].grad().clone();
@@ -209,7 +209,7 @@ TEST(RecomputedInput, ServesTwoBackwards) {
 // The gradient of the product is that of the value that it saw.
 TEST(RecomputedInput, IsKeptOnceWrittenTo) {
   expect_equal_bits(
-      [](const Inputs& v) {
+      [](const Tensors& v) {
         const at::Tensor y = rms_norm(v[0], v[1], kEps);
         {
           const c10::NoGradGuard no_grad;
@@ -217,7 +217,7 @@ TEST(RecomputedInput, IsKeptOnceWrittenTo) {
         }
         return linear_product(y, v[2], {});
       },
-      [](const Inputs& v) {
+      [](const Tensors& v) {
         const at::Tensor y = rms_norm(v[0], v[1], kEps);
         {
           const c10::NoGradGuard no_grad;
@@ -229,16 +229,16 @@ TEST(RecomputedInput, IsKeptOnceWrittenTo) {
 }
 
 TEST(RecomputedInput, MayBeWrittenToAfterwards) {
-  const Inputs values{normal_values({11, 6}, 1), normal_values({6}, 2), normal_values({4, 6}, 3)};
+  const Tensors values{normal_values({11, 6}, 1), normal_values({6}, 2), normal_values({4, 6}, 3)};
   expect_equal_bits(
-      [](const Inputs& v) {
+      [](const Tensors& v) {
         const at::Tensor y = rms_norm(v[0], v[1], kEps);
         const at::Tensor z = linear_product(y, v[2], {});
         const c10::NoGradGuard no_grad;
         y.zero_();
         return z;
       },
-      [](const Inputs& v) { return libtorchs(rms_norm(v[0], v[1], kEps), v[2]); }, values);
+      [](const Tensors& v) { return libtorchs(rms_norm(v[0], v[1], kEps), v[2]); }, values);
 }
 
 TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
@@ -252,36 +252,36 @@ TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
 
 /// As FSDP, which has not gathered the norm's weight when a product of another unit runs.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
-  const Inputs values = values_for_norm();
-  const Inputs expected = results_of(with_kept_norm, values);
-  const Inputs v = leaves_of(values);
+  const Tensors values = values_for_norm();
+  const Tensors expected = results_of(with_kept_norm, values);
+  const Tensors v = leaves_of(values);
   const at::Tensor y = with_norm(v);
   {
     const c10::NoGradGuard no_grad;
     v[1].detach().fill_(std::numeric_limits<float>::quiet_NaN());
   }
-  const Inputs found = torch::autograd::grad({y}, {v[2], v[3]}, {normal_values(y.sizes(), 99)});
+  const Tensors found = torch::autograd::grad({y}, {v[2], v[3]}, {normal_values(y.sizes(), 99)});
   EXPECT_TRUE(found[0].equal(expected[3]));
   EXPECT_TRUE(found[1].equal(expected[4]));
 }
 
 TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
   const auto second = [](auto product) {
-    return [product](const Inputs& v) {
+    return [product](const Tensors& v) {
       const at::Tensor y = product(silu_mul(v[0], v[1]), v[2], at::Tensor()).square().sum();
       return torch::autograd::grad({y}, {v[2]}, {}, /*retain_graph=*/true,
                                    /*create_graph=*/true)[0]
           .square();
     };
   };
-  const Inputs values{normal_values({5, 6}, 1), normal_values({5, 6}, 2), normal_values({4, 6}, 3)};
+  const Tensors values{normal_values({5, 6}, 1), normal_values({5, 6}, 2), normal_values({4, 6}, 3)};
   expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
 }
 
 TEST(RecomputedInput, IsLeftToACheckpoint) {
   const testing::Counted counted;
   expect_equal_bits(
-      [&](const Inputs& v) {
+      [&](const Tensors& v) {
         return checkpoint(
             counted.options,
             [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& first,
@@ -296,17 +296,17 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
 /// Of tensors laid out as in tensor parallelism without a split sequence.
 TEST(RecomputedInput, MayBeDistributed) {
   RunOnMesh({3}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const Inputs values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
+    const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
                         normal_values({7, 8}, 4), normal_values({8, 7}, 5)};
     const std::vector<Placement> placements{Replicate{}, Replicate{}, Shard{0}, Shard{0}, Shard{1}};
-    const auto mlp = [](const Inputs& v) {
+    const auto mlp = [](const Tensors& v) {
       const at::Tensor y = rms_norm(v[0], v[1], kEps);
       const at::Tensor inner = silu_mul(linear_product(y, v[2], {}), linear_product(y, v[3], {}));
       return linear_product(inner, v[4], {});
     };
-    const Inputs alone = leaves_of(values);
+    const Tensors alone = leaves_of(values);
     mlp(alone).square().sum().backward();
-    Inputs spread;
+    Tensors spread;
     for (std::size_t i = 0; i < values.size(); ++i) {
       spread.push_back(
           distribute_tensor(values[i], mesh, {placements[i]}).tensor().detach().requires_grad_());

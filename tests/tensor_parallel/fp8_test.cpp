@@ -16,7 +16,7 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr testing::SmallLlamaConfig kConfig{.dim = 32, .inner = 64, .hidden = 64};
 
-ParallelizePlan plan_of_block(bool regather) {
+ParallelizePlan plan_of_fp8_block(bool regather) {
   ParallelizePlan plan;
   for (const auto& [pattern, style] : testing::plan_of_small_llama(true, regather)) {
     if (pattern.starts_with("block*.")) {
@@ -64,7 +64,7 @@ TEST(Fp8UnderTensorParallelism, IsOneRanks) {
     for (const bool regather : {true, false}) {
       RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
         ConvertedBlock block;
-        parallelize_module(block, mesh, plan_of_block(regather));
+        parallelize_module(block, mesh, plan_of_fp8_block(regather));
         const at::Tensor x =
             distribute_tensor(input(), mesh, {Shard{0}}).tensor().detach().requires_grad_();
         const Tensors found =

@@ -18,8 +18,8 @@ struct HeadStrides {
 struct RotaryHeads {
   const void* x = nullptr;
   void* out = nullptr;
-  HeadStrides from;
-  HeadStrides to;
+  HeadStrides from = {};
+  HeadStrides to = {};
   std::int64_t groups = 1;
   std::int64_t heads = 0;
   bool turned = true;  ///< false: copied
@@ -30,7 +30,7 @@ constexpr int kMostRotaryParts = 3;
 /// Queries, keys, and values, or the first of them, of positions (batch, sequence). The tables are
 /// dense and fp32: (sequence, 2 * half).
 struct Rotary {
-  RotaryHeads parts[kMostRotaryParts];  ///< without heads: none
+  RotaryHeads parts[kMostRotaryParts] = {};  ///< without heads: none
   std::int64_t batch = 0;
   std::int64_t sequence = 0;
   std::int64_t half = 0;
