@@ -70,7 +70,7 @@ TEST(LinearProduct, HasLibtorchsBits) {
     for (const std::vector<std::int64_t>& sizes :
          {std::vector<std::int64_t>{7, 12}, {2, 5, 12}, {1, 12}, {0, 12}, {2, 3, 4, 12}}) {
       const Tensors values{normal_values(sizes, 1).to(type), normal_values({9, 12}, 2).to(type),
-                          normal_values({9}, 3).to(type)};
+                           normal_values({9}, 3).to(type)};
       expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], v[2]); },
                         [](const Tensors& v) { return libtorchs(v[0], v[1], v[2]); }, values);
       expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], {}); },
@@ -176,12 +176,12 @@ std::int64_t kept_bytes(const Function& function, const Tensors& values) {
 TEST(RecomputedInput, IsNotKept) {
   constexpr std::int64_t kRows = 64, kSize = 32;
   const Tensors norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
-                    normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
+                     normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
   // Instead of the result, a copy of the weight.
   EXPECT_EQ(kept_bytes(with_kept_norm, norm) - kept_bytes(with_norm, norm),
             4 * (kRows * kSize - kSize));
   const Tensors silu{normal_values({kRows, kSize}, 1), normal_values({kRows, kSize}, 2),
-                    normal_values({2, kSize}, 3)};
+                     normal_values({2, kSize}, 3)};
   EXPECT_EQ(kept_bytes(with_silu, silu), 0);
 }
 
@@ -274,7 +274,8 @@ TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
           .square();
     };
   };
-  const Tensors values{normal_values({5, 6}, 1), normal_values({5, 6}, 2), normal_values({4, 6}, 3)};
+  const Tensors values{normal_values({5, 6}, 1), normal_values({5, 6}, 2),
+                       normal_values({4, 6}, 3)};
   expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
 }
 
@@ -297,7 +298,7 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
 TEST(RecomputedInput, MayBeDistributed) {
   RunOnMesh({3}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
-                        normal_values({7, 8}, 4), normal_values({8, 7}, 5)};
+                         normal_values({7, 8}, 4), normal_values({8, 7}, 5)};
     const std::vector<Placement> placements{Replicate{}, Replicate{}, Shard{0}, Shard{0}, Shard{1}};
     const auto mlp = [](const Tensors& v) {
       const at::Tensor y = rms_norm(v[0], v[1], kEps);

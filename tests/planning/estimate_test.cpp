@@ -99,9 +99,10 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
     // Blocks are rounded to 512 bytes: the smallest don't grow with each layer.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
     EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
-    EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-6);
-    EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-6);
-    EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-6);
+    // Kernels of lists take so many tensors a launch: their number doesn't grow with each layer.
+    EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-3);
+    EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-3);
+    EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-3);
   }
 }
 

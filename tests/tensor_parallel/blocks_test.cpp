@@ -147,7 +147,8 @@ TEST(BlockPlan, RefusesHeadsThatRanksDoNotDivide) {
           .attention = {
               .hidden = kHidden, .heads = 4, .fused_qkv = fused, .names = {.output = "o"}}};
       OneBlock model(c);
-      EXPECT_ERROR(parallelize_module(model, mesh, plan_of(c)), "4 heads", "3");
+      EXPECT_ERROR(parallelize_module(model, mesh, plan_of(c)), fused ? "4 groups" : "4 heads",
+                   "3");
       EXPECT_FALSE(tessera::is_distributed(*model.norm->weight));
     }
     EXPECT_ERROR(attention_plan("attn", {.hidden = 12, .heads = 5}), "5 heads");

@@ -95,14 +95,13 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 
 OperatorPolicy save_matmuls_and_attention() {
   // The operators with the most compute for their memory; attention by each kernel's name.
-  return save_operators({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
-                         "tessera::fp8_linear", "aten::convolution",
-                         "aten::_scaled_dot_product_flash_attention",
-                         "aten::_scaled_dot_product_flash_attention_for_cpu",
-                         "aten::_scaled_dot_product_efficient_attention",
-                         "aten::_scaled_dot_product_cudnn_attention",
-                         "aten::_flash_attention_forward", "aten::_efficient_attention_forward",
-                         "tessera::chunked_attention"});
+  return save_operators(
+      {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
+       "aten::convolution", "aten::_scaled_dot_product_flash_attention",
+       "aten::_scaled_dot_product_flash_attention_for_cpu",
+       "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+       "aten::_flash_attention_forward", "aten::_efficient_attention_forward",
+       "tessera::chunked_attention"});
 }
 
 }  // namespace tessera::nn
