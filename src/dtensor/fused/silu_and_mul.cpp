@@ -64,10 +64,15 @@ std::optional<ShardingRule> silu_and_mul_backward_rule(const OpCall& call) {
   return rule;
 }
 
-struct SiluAndMulNode final : FusedNode {
-  SiluAndMulNode() : FusedNode("silu_mul", "SiluAndMulBackward") {}
+struct SiluAndMulNode final : RecomputableNode {
+  SiluAndMulNode() : RecomputableNode("silu_mul", "SiluAndMulBackward") {}
 
  private:
+  at::Tensor compute() const override {
+    return c10::GradMode::is_enabled() ? silu_mul(saved(0))
+                                       : SiluAndMul::call_below_autograd(saved(0));
+  }
+
   torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
     return {SiluAndMulBackward::call(gradient, saved(0))};
   }
@@ -79,7 +84,11 @@ at::Tensor differentiable_silu_and_mul(const at::Tensor& gate_up) {
     // The input alone, which the matmul before this has made anyway.
     node->save(gate_up);
   }
-  return recorded(node, SiluAndMul::call_below_autograd(gate_up));
+  at::Tensor result = SiluAndMul::call_below_autograd(gate_up);
+  if (node != nullptr) {
+    node->record_with(result, gate_up);
+  }
+  return result;
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {

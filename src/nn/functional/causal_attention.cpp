@@ -55,9 +55,9 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   const auto offsets =
       documents != nullptr ? std::optional(documents->device_offsets()) : std::nullopt;
   const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kSequenceDim);
-  // The kernel's windows leave out a query's own position.
-  const auto left = window > 0 ? std::optional<std::int64_t>(window - 1) : std::nullopt;
-  const auto right = window > 0 ? std::optional<std::int64_t>(0) : std::nullopt;
+  // The kernel's windows leave out a query's own position; -1: none.
+  const std::int64_t left = window > 0 ? window - 1 : -1;
+  const std::int64_t right = window > 0 ? 0 : -1;
   const at::Tensor mixed = std::get<0>(at::_flash_attention_forward(
       given(q), given(k), given(v), offsets, offsets, longest, longest, /*dropout_p=*/0,
       /*is_causal=*/true, /*return_debug_mask=*/false,

@@ -51,8 +51,8 @@ def test_layer_moves_few_bytes(ac):
     assert 0 < sum(counts.values()) <= MOST[ac], f"{sum(counts.values()):.1f} H:\n{table}"
 
 
-# The least MFU that a plan may say, in %. 55 of the 1B shape is the aim: its loss takes the rest.
-PREDICTED = [("llama3.1-8b.json", "h100", 8, 53), ("llama3.2-1b.json", "h200", 1, 51)]
+# The least MFU that a plan may say, in %.
+PREDICTED = [("llama3.1-8b.json", "h100", 8, 57), ("llama3.2-1b.json", "h200", 1, 59)]
 
 
 @pytest.mark.parametrize("config, gpu, dp, least", PREDICTED)
