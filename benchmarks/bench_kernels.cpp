@@ -9,9 +9,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/Reduction.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
@@ -34,7 +32,6 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
-#include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/fused.h"
 
 namespace {
@@ -147,31 +144,6 @@ void add_embedding(const Sizes& s) {
       [=] { return at::embedding_dense_backward(grad, indices, rows, -1, false); });
 }
 
-void add_cross_entropy(const Sizes& s) {
-  const std::int64_t rows = std::min<std::int64_t>(s.tokens, 4096);
-  const at::Tensor logits = s.rand({rows, s.vocabulary}),
-                   targets = at::randint(s.vocabulary, {rows}, s.options.dtype(at::kLong));
-  const auto fp32 = s.options.dtype(at::kFloat);
-  const kernels::RowLosses own{at::empty({rows}, fp32), at::empty({rows}, fp32)};
-  const kernels::LossRows of_rows{logits, targets, s.vocabulary};
-  const std::string of = fmt::format("of {}x{}", rows, s.vocabulary);
-  add_pair(
-      "cross_entropy " + of, {logits},
-      [=] {
-        kernels::row_losses(of_rows, own);
-        return own.losses;
-      },
-      [=] { return at::cross_entropy_loss(logits, targets, {}, at::Reduction::None); });
-  const at::Tensor gradient = at::empty_like(logits);
-  add_pair(
-      "cross_entropy backward " + of, {logits},
-      [=] {
-        kernels::logits_gradient(of_rows, own.log_sum_exp, {}, gradient);
-        return gradient;
-      },
-      [=] { return at::softmax(logits, 1); });
-}
-
 /// What nn::FusedLinear gains: the query, key and value of few tokens, as a rank of tensor
 /// parallelism has them.
 void add_fused_linear(const Sizes& s) {
@@ -186,8 +158,8 @@ void add_fused_linear(const Sizes& s) {
 }
 
 void add_all(const Sizes& sizes) {
-  for (const auto add : {add_rms_norm, add_rotary_embedding, add_silu_mul, add_embedding,
-                         add_cross_entropy, add_fused_linear}) {
+  for (const auto add :
+       {add_rms_norm, add_rotary_embedding, add_silu_mul, add_embedding, add_fused_linear}) {
     add(sizes);
   }
 }

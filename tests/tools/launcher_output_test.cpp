@@ -31,8 +31,11 @@ TEST(LauncherOutput, ShowsEqualLinesOfRanksOnce) {
 }
 
 TEST(LauncherOutput, ShowsLinesInWhichRanksNameThemselvesOnce) {
-  const auto result = RunTogether(3, "echo \"rank $RANK: no rank 17 came, rank 0 is there\" >&2");
-  EXPECT_CONTAINS(result.err, "[ranks 1, 2] rank N: no rank 17 came, rank 0 is there\n");
+  const auto said = [](int ranks) {
+    return RunTogether(ranks, "echo \"rank $RANK: no rank 17 came, rank 0 is there\" >&2").err;
+  };
+  EXPECT_CONTAINS(said(9), "[ranks 1-8] rank N: no rank 17 came, rank 0 is there\n");
+  EXPECT_CONTAINS(said(3), "[rank 2] rank 2: no rank 17 came, rank 0 is there\n");
 }
 
 TEST(LauncherOutput, CountsManyRanksThatAreNotInARow) {

@@ -48,7 +48,7 @@ Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start,
       run_folder_(options.run_dir, /*shared=*/options.nnodes > 1),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
-      errors_(err_, options.nproc == 1 ? 0ms : kHoldTime),
+      errors_(err_, options.nproc == 1 ? 0ms : kHoldTime, options.nproc),
       routes_(options_, logs, start, out_, errors_) {
   // Processes that ranks started and left behind become our children, so that we can end them too.
   prctl(PR_SET_CHILD_SUBREAPER, 1);

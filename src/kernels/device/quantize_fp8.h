@@ -56,7 +56,7 @@ TESSERA_HOST_DEVICE inline float inverse_fp8_scale(std::uint32_t maximum) {
 }
 
 TESSERA_HOST_DEVICE inline std::uint8_t fp8_code(float scaled) {
-  return c10::detail::fp8e4m3fn_from_fp32_value(scaled);
+  return c10::Float8_e4m3fn(scaled).x;
 }
 
 /// The first n of N codes; of a whole vector, which lies at a multiple of N, in one access.

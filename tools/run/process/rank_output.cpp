@@ -78,7 +78,7 @@ std::size_t OutputSink::next_size() const {
 }
 
 void LineMerger::add(int rank, const std::string& line) {
-  const std::string general = without_number(line, rank);
+  const std::string general = joins_own_numbers_ ? without_number(line, rank) : line;
   const auto same = std::find_if(held_.begin(), held_.end(), [&](const Line& held) {
     return (held.text == line || held.without_number == general) && !held.ranks.contains(rank);
   });

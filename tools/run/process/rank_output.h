@@ -48,14 +48,16 @@ class OutputSink {
 };
 
 /// Holds each line for a moment, in which other ranks may write the same: equal lines become one,
-/// "[ranks 0-3] text". So do those in which each names itself, "[ranks 0-3] rank N: ...", and what
-/// the same ranks repeat, "[rank 1] text (40 times)". The lines of a rank stay in order.
+/// "[ranks 0-3] text". So do those of many ranks in which each names itself, "[ranks 0-63] rank
+/// N: ...", and what the same ranks repeat, "[rank 1] text (40 times)". The lines of a rank stay in
+/// order.
 class LineMerger {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `hold`: how long a line waits for others.
-  LineMerger(OutputSink& sink, Clock::duration hold) : sink_(&sink), hold_(hold) {}
+  /// `hold`: how long a line waits for others. `ranks`: how many write.
+  LineMerger(OutputSink& sink, Clock::duration hold, int ranks)
+      : sink_(&sink), hold_(hold), joins_own_numbers_(ranks > kFewRanks) {}
 
   void add(int rank, const std::string& line);
   /// When the first of the lines that are held is due; nullopt: none is held.
@@ -67,6 +69,8 @@ class LineMerger {
   bool holds_lines_of(int rank) const;
 
  private:
+  static constexpr int kFewRanks = 8;
+
   struct Line {
     std::string text;
     std::string without_number;  ///< with "rank N" for the rank's own number
@@ -80,6 +84,8 @@ class LineMerger {
 
   OutputSink* sink_;
   Clock::duration hold_;
+  /// Of few ranks each line is shown with the rank's own number.
+  bool joins_own_numbers_;
   std::deque<Line> held_;
   std::size_t bytes_ = 0;
 };
