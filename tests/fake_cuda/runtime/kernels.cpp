@@ -19,7 +19,7 @@ namespace {
 struct Kernel {
   const char* name;
   HostForm form;
-  std::size_t vector_bytes = 0;  ///< of its argument: see bytes_of_vector_call
+  std::vector<std::size_t> vectors = {};  ///< in its argument: see addresses_of_vector_call
   std::size_t shared_limit = kSharedBytes;
 };
 
@@ -37,7 +37,7 @@ Kernel find_kernel(const void* function) {
   const std::lock_guard lock(kernels().mutex);
   const auto found = kernels().by_function.find(function);
   return found == kernels().by_function.end()
-             ? Kernel{"unregistered kernel", nullptr, 0, kSharedBytesOptIn}
+             ? Kernel{"unregistered kernel", nullptr, {}, kSharedBytesOptIn}
              : found->second;
 }
 
@@ -56,8 +56,8 @@ cudaError_t launch(const void* function, const LaunchSizes& sizes, void** argume
   }
   const Kernel kernel = find_kernel(function);
   cudaError_t refused = check_launch(kernel.name, sizes, kernel.shared_limit);
-  if (refused == cudaSuccess && kernel.vector_bytes > 0) {
-    refused = check_vector_call(kernel.name, arguments[0], kernel.vector_bytes);
+  if (refused == cudaSuccess && !kernel.vectors.empty()) {
+    refused = check_vector_call(kernel.name, arguments[0], kernel.vectors);
   }
   if (refused != cudaSuccess) {
     return refused;
@@ -102,7 +102,7 @@ char __cudaInitModule(void**) {
 void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, uint3*,
                             uint3*, dim3*, dim3*, int*) {
   const std::lock_guard lock(kernels().mutex);
-  kernels().by_function[function] = {name, host_form_of(name), bytes_of_vector_call(name)};
+  kernels().by_function[function] = {name, host_form_of(name), addresses_of_vector_call(name)};
 }
 
 void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}

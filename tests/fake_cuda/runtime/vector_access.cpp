@@ -1,5 +1,6 @@
 #include "runtime/vector_access.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -17,37 +18,57 @@ namespace {
 
 using namespace tessera::kernels;
 
-/// The structures by which kernels get their addresses.
-const std::map<std::string, std::size_t>& calls() {
-  static const std::map<std::string, std::size_t> once{
-      {"silu_mul_kernel", sizeof(SiluMul)},
-      {"silu_mul_backward_kernel", sizeof(SiluMulBackward)},
-      {"rms_norm_kernel", sizeof(RmsNorm)},
-      {"rms_norm_backward_kernel", sizeof(RmsNormBackward)},
-      {"rotary_kernel", sizeof(Rotary)}};
+using Offsets = std::vector<std::size_t>;
+
+Offsets offsets_of_rotary() {
+  Offsets offsets{offsetof(Rotary, cos), offsetof(Rotary, sin)};
+  for (std::size_t part = 0; part < kMostRotaryParts; ++part) {
+    const std::size_t begin = offsetof(Rotary, parts) + part * sizeof(RotaryHeads);
+    offsets.push_back(begin + offsetof(RotaryHeads, x));
+    offsets.push_back(begin + offsetof(RotaryHeads, out));
+  }
+  return offsets;
+}
+
+/// Where in the structures by which kernels get their addresses those are that they read and write
+/// by vectors.
+const std::map<std::string, Offsets>& calls() {
+  static const std::map<std::string, Offsets> once{
+      {"silu_mul_kernel", {offsetof(SiluMul, gate), offsetof(SiluMul, up), offsetof(SiluMul, out)}},
+      {"silu_mul_backward_kernel",
+       {offsetof(SiluMulBackward, forward.gate), offsetof(SiluMulBackward, forward.up),
+        offsetof(SiluMulBackward, grad), offsetof(SiluMulBackward, gate_grad),
+        offsetof(SiluMulBackward, up_grad)}},
+      {"rms_norm_kernel",
+       {offsetof(RmsNorm, x), offsetof(RmsNorm, weight), offsetof(RmsNorm, out)}},
+      {"rms_norm_backward_kernel",
+       {offsetof(RmsNormBackward, forward.x), offsetof(RmsNormBackward, forward.weight),
+        offsetof(RmsNormBackward, grad), offsetof(RmsNormBackward, x_grad)}},
+      {"rotary_kernel", offsets_of_rotary()}};
   return once;
 }
 
 }  // namespace
 
-std::size_t bytes_of_vector_call(const std::string& kernel) {
+std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel) {
   // libtorch registers thousands of kernels, and demangling takes time.
   if (kernel.find("7tessera") == std::string::npos) {
-    return 0;
+    return {};
   }
   const std::string name = demangle(kernel.c_str());
   // The first number among the template's arguments is that of the elements at a time.
   static const std::regex pattern(R"(::(\w+)<[^<>]*?, (\d+))");
   std::smatch found;
   if (!std::regex_search(name, found, pattern) || found[2] == "1") {
-    return 0;
+    return {};
   }
   const auto call = calls().find(found[1]);
-  return call == calls().end() ? 0 : call->second;
+  return call == calls().end() ? Offsets{} : call->second;
 }
 
-cudaError_t check_vector_call(const char* kernel, const void* argument, std::size_t bytes) {
-  for (std::size_t offset = 0; offset + sizeof(void*) <= bytes; offset += sizeof(void*)) {
+cudaError_t check_vector_call(const char* kernel, const void* argument,
+                              const std::vector<std::size_t>& offsets) {
+  for (const std::size_t offset : offsets) {
     const void* address = nullptr;
     std::memcpy(&address, static_cast<const std::byte*>(argument) + offset, sizeof(address));
     if (reinterpret_cast<std::uintptr_t>(address) % kVectorBytes != 0 &&
