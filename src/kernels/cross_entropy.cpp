@@ -51,6 +51,12 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
+/// A row, or nothing of a rank without columns, which has no memory for them.
+template <class T>
+T* row_of(T* data, std::int64_t row, std::int64_t stride) {
+  return data == nullptr ? nullptr : data + row * stride;
+}
+
 /// A step on a CPU; the arithmetic of a row's few numbers is that of the CUDA kernels.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
@@ -61,7 +67,7 @@ void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
     }
     using T = decltype(element);
     RowSums sums;
-    kernels.sums_of_logits(static_cast<const T*>(in.data) + row * in.stride, in.columns,
+    kernels.sums_of_logits(row_of(static_cast<const T*>(in.data), row, in.stride), in.columns,
                            &sums.maximum, &sums.sum,
                            in.label_smoothing > 0 ? &sums.total : nullptr);
     write_sums<decltype(value)>(call, row, sums);
@@ -72,13 +78,13 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
   for_rows(logits, [&](const auto& kernels, auto element, auto, std::int64_t row) {
     using T = decltype(element);
-    T* const out = static_cast<T*>(call.gradient) + row * call.gradient_stride;
+    T* const out = row_of(static_cast<T*>(call.gradient), row, call.gradient_stride);
     if (in.is_ignored(row)) {
       std::fill(out, out + in.columns, T(0));
       return;
     }
     const RowScales scales = scales_of_row(call, row);
-    const T* const x = static_cast<const T*>(in.data) + row * in.stride;
+    const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
     // Before the gradient takes its place.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     kernels.softmax(x, out, in.columns, call.log_sum_exp[row], scales.softmax, -scales.all);

@@ -22,6 +22,7 @@ namespace tessera::checkpoint {
 /// be tried again. Ranks call them from their own threads.
 class ObjectStore {
  public:
+  /// An object that is there.
   struct Object {
     std::string key;
     std::uint64_t bytes = 0;
@@ -48,6 +49,7 @@ class ObjectStore {
 struct StoreCommands {
   std::string put, get, list;
 };
+/// Each call runs its command, and throws Error with what it said where it fails.
 std::unique_ptr<ObjectStore> command_store(StoreCommands commands);
 
 /// How a step is moved to or from a store.

@@ -57,13 +57,15 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// tokens follow those in it: first the prompts, then one token of each a call; the logits are
   /// those of the last position alone, (batch, vocabulary). `positions`: (batch, sequence) int64,
   /// of each token in its document: one more than the token before has, or 0 where a document
-  /// begins. A token then attends to its own document alone. `documents`: those of the positions;
-  /// without them the host reads the positions, for which it waits for a GPU. Throws Error beyond
-  /// max_sequence positions, and for positions with a cache or with angles that depend on how long
-  /// a text is. With context parallelism the tokens are this rank's of each sequence, the positions
+  /// begins. A token then attends to its own document alone; the host reads the positions, for which
+  /// it waits for a GPU. Throws Error beyond max_sequence positions, and for positions with a cache
+  /// or with angles that depend on how long a text is. With context parallelism the tokens are this rank's of each sequence, the positions
   /// those of all tokens, and there is no cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
-                     const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
+                     const at::Tensor& positions = {});
+  /// The same with the documents of the positions, which the host need not read then.
+  at::Tensor forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
+                     const nn::DocumentsPtr& documents);
   /// Head and loss in one (linear_cross_entropy): the loss of what the other forward() returns.
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
   /// A cache for this model; see KvCache for the arguments.
