@@ -57,10 +57,10 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// tokens follow those in it: first the prompts, then one token of each a call; the logits are
   /// those of the last position alone, (batch, vocabulary). `positions`: (batch, sequence) int64,
   /// of each token in its document: one more than the token before has, or 0 where a document
-  /// begins. A token then attends to its own document alone; the host reads the positions, for which
-  /// it waits for a GPU. Throws Error beyond max_sequence positions, and for positions with a cache
-  /// or with angles that depend on how long a text is. With context parallelism the tokens are this rank's of each sequence, the positions
-  /// those of all tokens, and there is no cache.
+  /// begins. A token then attends to its own document alone; the host reads the positions, for
+  /// which it waits for a GPU. Throws Error beyond max_sequence positions, and for positions with a
+  /// cache or with angles that depend on how long a text is. With context parallelism the tokens
+  /// are this rank's of each sequence, the positions those of all tokens, and there is no cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {});
   /// The same with the documents of the positions, which the host need not read then.
