@@ -103,7 +103,7 @@ RowTerms row_terms(const LossRows& rows) {
 }
 
 RowTerms whole_terms(const LossRows& rows) {
-  const RowTerms terms = by_operators::row_terms(rows);
+  RowTerms terms = by_operators::row_terms(rows);
   by_operators::make_relative(rows, terms);
   return terms;
 }

@@ -16,8 +16,6 @@
 #include "tessera/checkpoint/object_store.h"
 #include "tessera/core/error.h"
 
-extern char** environ;
-
 namespace tessera::checkpoint {
 namespace {
 
@@ -39,7 +37,7 @@ std::string with_word(std::string command, const std::string& name, const std::s
 }
 
 std::string last_line(const std::string& text) {
-  const auto end = text.find_last_not_of("\n");
+  const auto end = text.find_last_not_of('\n');
   const auto begin = end == std::string::npos ? std::string::npos : text.rfind('\n', end);
   return end == std::string::npos ? "nothing" : text.substr(begin + 1, end - begin);
 }

@@ -32,7 +32,7 @@ double scale_of(const at::Tensor& q) {
 }
 
 /// With zeros behind the last dimension, to a multiple of `multiple`.
-at::Tensor padded(const at::Tensor& tensor, std::int64_t multiple, double value = 0) {
+at::Tensor padded_to(const at::Tensor& tensor, std::int64_t multiple, double value = 0) {
   const std::int64_t missing = (multiple - tensor.size(-1) % multiple) % multiple;
   return missing == 0 ? tensor : at::constant_pad_nd(tensor, {0, missing}, value);
 }
@@ -52,7 +52,7 @@ std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor&
   if (!mask.defined()) {
     return std::nullopt;
   }
-  return cut(padded(mask, 16), mask.size(-1))
+  return cut(padded_to(mask, 16), mask.size(-1))
       .expand({q.size(0), q.size(1), mask.size(0), mask.size(1)});
 }
 
@@ -102,8 +102,8 @@ AttentionPart by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tenso
         q, k, v, 0, seen.causal, optional_mask(seen.mask));
     return {std::move(out), std::move(log_sum_exp)};
   }
-  auto results = at::_scaled_dot_product_flash_attention(padded(q, 8), padded(k, 8), padded(v, 8),
-                                                         0, seen.causal, false, scale_of(q));
+  auto results = at::_scaled_dot_product_flash_attention(
+      padded_to(q, 8), padded_to(k, 8), padded_to(v, 8), 0, seen.causal, false, scale_of(q));
   return {cut(std::get<0>(results), v.size(-1)), std::get<1>(results)};
 }
 
@@ -116,8 +116,9 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
   }
   // Nothing is dropped, so that no state of a generator is read.
   const auto [of_q, of_k, of_v] = at::_scaled_dot_product_flash_attention_backward(
-      padded(grad, 8), padded(q, 8), padded(k, 8), padded(v, 8), padded(whole.out, 8),
-      whole.log_sum_exp, {}, {}, q.size(2), k.size(2), 0, seen.causal, {}, {}, scale_of(q));
+      padded_to(grad, 8), padded_to(q, 8), padded_to(k, 8), padded_to(v, 8),
+      padded_to(whole.out, 8), whole.log_sum_exp, {}, {}, q.size(2), k.size(2), 0, seen.causal, {},
+      {}, scale_of(q));
   return {cut(of_q, q.size(-1)), cut(of_k, k.size(-1)), cut(of_v, v.size(-1))};
 }
 
@@ -135,7 +136,8 @@ AttentionGradients by_efficient_backward(const at::Tensor& grad, const at::Tenso
                                          const AttentionPart& whole, const SeenKeys& seen) {
   auto results = at::_scaled_dot_product_efficient_attention_backward(
       grad, q, k, v, aligned_mask(seen.mask, q).value_or(at::Tensor()), whole.out,
-      padded(whole.log_sum_exp, 32, kInfinity), {}, {}, 0, {true, true, true, false}, seen.causal);
+      padded_to(whole.log_sum_exp, 32, kInfinity), {}, {}, 0, {true, true, true, false},
+      seen.causal);
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results)};
 }
 

@@ -86,7 +86,7 @@ TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t
 /// Rounds up with the probability that `x` is on the way to the next bfloat16: 16 random bits
 /// decide. Infinities and NaN stay.
 TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random) {
-  std::uint32_t bits;
+  std::uint32_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
   if ((bits & 0x7F800000U) == 0x7F800000U) {
     return x;
@@ -137,8 +137,8 @@ template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
                                         std::int64_t begin, std::int64_t end, std::int64_t first,
                                         std::int64_t step) {
-  M* const exp_avg = static_cast<M*>(p.exp_avg);
-  M* const exp_avg_sq = static_cast<M*>(p.exp_avg_sq);
+  auto* const exp_avg = static_cast<M*>(p.exp_avg);
+  auto* const exp_avg_sq = static_cast<M*>(p.exp_avg_sq);
   for (std::int64_t i = begin + first * N; i < end; i += step * N) {
     const std::int64_t n = end - i;
     const std::int64_t row = p.rows == 1 ? 0 : i / p.size;

@@ -38,8 +38,8 @@ TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, std::int64_t end,
                                        std::int64_t first, std::int64_t step) {
-  const From* from = static_cast<const From*>(p.from);
-  To* to = static_cast<To*>(p.to);
+  const auto* const from = static_cast<const From*>(p.from);
+  auto* const to = static_cast<To*>(p.to);
   for (std::int64_t i = begin + first * N; i < end; i += step * N) {
     const std::int64_t row = p.rows == 1 ? 0 : i / p.size;
     const std::int64_t column = i - row * p.size;

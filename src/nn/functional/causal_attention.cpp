@@ -236,25 +236,25 @@ void check_documents(const at::Tensor& q, const Documents* documents) {
 }  // namespace
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const CausalAttentionOptions& given) {
-  check_documents(q, given.documents.get());
-  const CausalAttentionOptions options = needed(given, q.size(kSequenceDim));
-  const bool plain = options.documents == nullptr && options.window == 0;
+                            const CausalAttentionOptions& options) {
+  check_documents(q, options.documents.get());
+  const CausalAttentionOptions own = needed(options, q.size(kSequenceDim));
+  const bool plain = own.documents == nullptr && own.window == 0;
   // A step on a GPU is planned on a CPU, whose kernels have no windows.
   if (plain || q.is_meta() || kernels::fake_device() == c10::DeviceType::CUDA) {
-    return attention(q, k, v, /*causal=*/true, {}, options.dropout);
+    return attention(q, k, v, /*causal=*/true, {}, own.dropout);
   }
-  if (options.dropout > 0) {
-    return by_mask(q, k, v, options);
+  if (own.dropout > 0) {
+    return by_mask(q, k, v, own);
   }
   if (tessera::is_distributed(q)) {
-    return of_heads(q, k, v, options);
+    return of_heads(q, k, v, own);
   }
   if (q.is_cuda()) {
-    return on_gpu(q, k, v, options);
+    return on_gpu(q, k, v, own);
   }
-  return options.documents != nullptr ? by_documents(q, k, v, *options.documents, options.window)
-                                      : by_blocks(q, k, v, options.window);
+  return own.documents != nullptr ? by_documents(q, k, v, *own.documents, own.window)
+                                  : by_blocks(q, k, v, own.window);
 }
 
 AttentionKernel packed_kernel(AttentionKernel kernel) {
