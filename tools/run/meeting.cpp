@@ -232,7 +232,7 @@ Meeting ask_for_number(const Options& options) {
       if (const auto answer = ask_node_zero(node.get(), options, wait)) {
         Meeting meeting;
         std::istringstream numbers(*answer);
-        const bool are_numbers =
+        const auto are_numbers =
             static_cast<bool>(numbers >> meeting.node_rank >> meeting.nnodes >> meeting.round);
         TESSERA_CHECK(are_numbers, *answer);
         meeting.peers.push_back(std::move(node));
