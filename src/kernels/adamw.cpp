@@ -22,7 +22,8 @@ struct PlacedRows {
   std::int64_t place = 0;   ///< of the first element
 };
 
-/// Of the dimensions behind the last one that a box does not have whole, elements are consecutive.
+/// A row goes from the last dimension that the box has in part to the end: its elements are
+/// consecutive.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
   std::vector<std::int64_t> extents, locals, globals;

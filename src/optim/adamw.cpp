@@ -49,8 +49,8 @@ bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// Of the random numbers of a parameter's moments. Without an FQN its place in the optimizer tells
-/// it from others.
+/// The stream from which a parameter's moments draw. A parameter without an FQN is known by its
+/// place in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());

@@ -10,10 +10,10 @@ TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// Gathers the weights that nn::convert_to_fp8 has converted in eight bits, with an fp32 scale for
-/// each row: what the forward product makes of them anyway. `param_dtype`: the type of computation
-/// of the units (MixedPrecisionPolicy::param_dtype), fp32 or bf16. Weights that are split by rows,
-/// as by default, come out so that every product is that of one rank, bit for bit; other parameters
-/// are sent as values.
+/// each row: what the forward product makes of them anyway. `param_dtype` is the units' type of
+/// computation, fp32 or bf16: their MixedPrecisionPolicy::param_dtype. Weights that are split by
+/// rows, as by default, come out so that every product is that of one rank, bit for bit; other
+/// parameters are sent as values.
 ///
 ///   nn::convert_to_fp8(model, {.exclude = {"lm_head"}});
 ///   options.all_gather_extension = fsdp::fp8_all_gather(model, at::kBFloat16);

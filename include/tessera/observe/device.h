@@ -14,7 +14,7 @@ namespace tessera::observe {
 /// The name of the device, of the current one where there are several; "" if it is not known.
 std::string device_name(const std::string& device_type);
 
-/// Of the current CUDA device: 89 for 8.9; 0 if it is not known.
+/// The current CUDA device's, as a number: 89 for 8.9; 0 if it is not known.
 int compute_capability();
 
 /// The memory of one rank, in bytes.

@@ -23,8 +23,8 @@ struct AdamWOptions {
   /// rounded up or down at random, right in the mean. Those of fp64 and complex parameters keep
   /// their type.
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
-  /// Of the random numbers that bf16 means are rounded by: they depend on it, the parameter's FQN,
-  /// the element in the whole tensor and the step, not on the mesh.
+  /// bf16 means are rounded by random numbers. These depend on this seed, the parameter's FQN, the
+  /// element in the whole tensor and the step, not on the mesh.
   std::uint64_t seed = 0;
 };
 

@@ -48,7 +48,7 @@ bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-/// Of a call on a GPU; libtorch chooses all on a CPU.
+/// Whether a call on a GPU repeats heads. On a CPU libtorch chooses all.
 bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                    const at::Tensor& mask, double dropout) {
   const bool training = in_training(q, k, v, dropout);

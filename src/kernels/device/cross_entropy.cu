@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr std::int64_t kMostRows = 65535;  // a grid's limit in its second dimension
-constexpr int kVectorsOfThread = 4;        // of a row's gradient
+constexpr int kVectorsOfThread = 4;        // a thread writes so many of a row
 
 /// The threads of a block.
 class Block {

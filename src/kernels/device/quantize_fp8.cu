@@ -11,7 +11,7 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kTile = 32;                 // rows and columns that a block turns
 constexpr int kTileRows = 8;              // threads beside each other in the second dimension
-constexpr std::int64_t kMostParts = 512;  // of the columns, for the search of the largest element
+constexpr std::int64_t kMostParts = 512;  // the columns' maxima are sought in
 
 /// The threads of a block, which take a row together.
 class Block {

@@ -49,7 +49,7 @@ TESSERA_HOST_DEVICE inline float fp8_scale(std::uint32_t maximum) {
   return float_of_bits(scale_exponent(maximum) << 23U);
 }
 
-/// Of a row that is not finite NaN.
+/// NaN where a row is not finite.
 TESSERA_HOST_DEVICE inline float inverse_fp8_scale(std::uint32_t maximum) {
   return float_of_bits(maximum >= kInfinityBits ? 0x7FC00000U
                                                 : (254U - scale_exponent(maximum)) << 23U);

@@ -10,8 +10,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. For the gradient
-/// of the weight x is kept as a KeptTensor.
+/// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is kept,
+/// as a KeptTensor, for the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// What `node`, which runs, returns for the weight of a product, its `output`-th input: the product
