@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "dtensor/fused/attention_of_parts.h"
 #include "fused/attention_part.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/kernels/fake_mode.h"
@@ -170,28 +171,9 @@ TEST(ChunkedAttention, TakesABatchOfNone) {
 }
 
 TEST(ChunkedAttention, IsOneRanksWhereBatchAndHeadsAreSplit) {
-  const Tensors plain{values({3, 4, 6, 8}), values({3, 2, 12, 8}, 1), values({3, 2, 12, 8}, 2)};
-  const auto run = [](const Tensors& t) {
-    return detail::chunked_attention(t[0], t[1], t[2], {3, 9}, 7);
-  };
-  const Tensors whole = leaves(plain);
-  const at::Tensor expected = run(whole);
-  expected.square().sum().backward();
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    Tensors distributed;
-    for (const at::Tensor& x : plain) {
-      distributed.push_back(distribute_tensor(x, mesh, {Shard{0}, Shard{1}}));
-    }
-    const StrictScope nothing_moves;
-    const Tensors mine = leaves(distributed);
-    const at::Tensor result = run(mine);
-    EXPECT_EQ(DistributedTensor(result).placements(), (Placements{Shard{0}, Shard{1}}));
-    result.square().sum().backward();
-    EXPECT_TRUE(testing::full_tensor(result).allclose(expected));
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      EXPECT_TRUE(testing::full_tensor(mine[i].grad()).allclose(whole[i].grad())) << i;
-    }
-  });
+  testing::expect_attention_of_parts(
+      {values({3, 4, 6, 8}), values({3, 2, 12, 8}, 1), values({3, 2, 12, 8}, 2)},
+      [](const Tensors& t) { return detail::chunked_attention(t[0], t[1], t[2], {3, 9}, 7); });
 }
 
 TEST(ChunkedAttention, RefusesChunksThatAreNotThere) {

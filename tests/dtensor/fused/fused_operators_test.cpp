@@ -7,6 +7,7 @@
 
 #include <set>
 
+#include "dtensor/fused/attention_of_parts.h"
 #include "tessera/comm/meta_world.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
@@ -116,14 +117,6 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   return leaves;
 }
 
-Tensors trainable(const Tensors& tensors) {
-  Tensors leaves;
-  for (const at::Tensor& tensor : tensors) {
-    leaves.push_back(tensor.detach().requires_grad_());
-  }
-  return leaves;
-}
-
 /// The inputs on a mesh of `world`, the first split by rows and those of its sizes too.
 Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
@@ -217,29 +210,11 @@ TEST(FusedOperators, RunInInferenceMode) {
 /// Forward and backward, also of grouped heads, where each key-value head serves several.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
-    const Tensors plain{values({3, 4, 5, 8}), values({3, kv_heads, 5, 8}, 1),
-                        values({3, kv_heads, 5, 8}, 2)};
-    const auto run = [](const Tensors& t) {
-      return detail::attention(t[0], t[1], t[2], /*causal=*/true, {}, 0);
-    };
-    const Tensors leaves = trainable(plain);
-    const at::Tensor expected = run(leaves);
-    expected.square().sum().backward();
-    RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-      Tensors distributed;
-      for (const at::Tensor& x : plain) {
-        distributed.push_back(distribute_tensor(x, mesh, {Shard{0}, Shard{1}}));
-      }
-      const StrictScope nothing_moves;
-      const Tensors mine = trainable(distributed);
-      const at::Tensor result = run(mine);
-      EXPECT_EQ(DistributedTensor(result).placements(), (Placements{Shard{0}, Shard{1}}));
-      result.square().sum().backward();
-      EXPECT_TRUE(testing::full_tensor(result).allclose(expected));
-      for (std::size_t i = 0; i < mine.size(); ++i) {
-        EXPECT_TRUE(testing::full_tensor(mine[i].grad()).allclose(leaves[i].grad())) << i;
-      }
-    });
+    testing::expect_attention_of_parts(
+        {values({3, 4, 5, 8}), values({3, kv_heads, 5, 8}, 1), values({3, kv_heads, 5, 8}, 2)},
+        [](const Tensors& t) {
+          return detail::attention(t[0], t[1], t[2], /*causal=*/true, {}, 0);
+        });
   }
 }
 

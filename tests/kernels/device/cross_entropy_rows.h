@@ -1,5 +1,5 @@
-// What the tests of the CUDA kernels' cross entropy share: rows of logits, their losses and gradients
-// by the kernels' host form, and by formulas in fp64.
+// What the tests of the CUDA kernels' cross entropy share: rows of logits, their losses and
+// gradients by the kernels' host form, and by formulas in fp64.
 #pragma once
 
 #include <functional>

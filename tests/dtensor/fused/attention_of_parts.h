@@ -1,0 +1,40 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "testing/distributed.h"
+
+namespace tessera::testing {
+
+/// Expects of `attention` of queries, keys and values, split by batch and heads, what it gives on
+/// one rank, with the gradients, and that nothing moves.
+inline void expect_attention_of_parts(
+    const std::vector<at::Tensor>& plain,
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& attention) {
+  const Placements by_batch_and_heads{Shard{0}, Shard{1}};
+  std::vector<at::Tensor> whole;
+  for (const at::Tensor& x : plain) {
+    whole.push_back(x.detach().requires_grad_());
+  }
+  const at::Tensor expected = attention(whole);
+  expected.square().sum().backward();
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    std::vector<at::Tensor> mine;
+    for (const at::Tensor& x : plain) {
+      mine.push_back(distribute_tensor(x, mesh, by_batch_and_heads).tensor().requires_grad_());
+    }
+    const StrictScope nothing_moves;
+    const at::Tensor result = attention(mine);
+    EXPECT_EQ(DistributedTensor(result).placements(), by_batch_and_heads);
+    result.square().sum().backward();
+    EXPECT_TRUE(full_tensor(result).allclose(expected));
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      EXPECT_TRUE(full_tensor(mine[i].grad()).allclose(whole[i].grad())) << i;
+    }
+  });
+}
+
+}  // namespace tessera::testing
