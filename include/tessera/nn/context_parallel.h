@@ -69,8 +69,6 @@ class ContextParallel {
     std::int64_t first, length;
   };
   std::array<Chunk, 2> chunks(std::int64_t sequence) const;
-  at::Tensor attention_of_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const ContextAttentionOptions& options);
 
   DeviceMesh mesh_;
 };

@@ -5,9 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
@@ -92,6 +90,11 @@ TORCH_LIBRARY_FRAGMENT(tessera, library) {
 }
 
 }  // namespace
+
+at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
+  // By views and one copy, so that heads stay split.
+  return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
+}
 
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask, double dropout) {
   return [causal, dropout, mask = optional_mask(mask)](const at::Tensor& q, const at::Tensor& k,

@@ -13,7 +13,6 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/logaddexp.h>
-#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
 
 #include <atomic>
@@ -192,11 +191,6 @@ at::Tensor sum_heads(const at::Tensor& grad, std::int64_t kv_heads) {
 }
 
 }  // namespace
-
-at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
-  // By views and one copy, so that heads stay split.
-  return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
-}
 
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen) {

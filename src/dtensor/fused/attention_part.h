@@ -34,10 +34,6 @@ struct AttentionPart {
 /// Gradients of q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// (batch, kv heads, keys, width) -> (batch, heads, keys, width): head i of the result is head
-/// i / group of `kv`.
-at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
-
 /// The kernel that libtorch chooses; `repeats_heads` wherever it takes no fewer kv heads.
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen);

@@ -18,9 +18,9 @@
 #include <optional>
 #include <utility>
 
+#include "functional/local_heads.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/local_map.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::nn {
@@ -66,17 +66,12 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return documents != nullptr ? unpacked(own, q) : own.transpose(1, kSequenceDim);
 }
 
-/// Head i of the result is head i / group of `kv`.
-at::Tensor repeated(const at::Tensor& kv, std::int64_t heads) {
-  return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
-}
-
 /// It takes no fewer key and value heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
   constexpr std::int64_t kCausal = 1;  // sdp::CustomMaskType::CausalFromTopLeft
   const auto given = [&](const at::Tensor& heads) {
-    return packed(repeated(heads, q.size(1))).unsqueeze(0);
+    return packed(tessera::detail::repeat_heads(heads, q.size(1))).unsqueeze(0);
   };
   const auto offsets = std::optional(documents.device_offsets());
   const bool statistics =
@@ -189,30 +184,6 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// On each rank's heads.
-at::Tensor of_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const CausalAttentionOptions& options) {
-  for (const at::Tensor* tensor : {&q, &k, &v}) {
-    const bool distributed = tessera::is_distributed(*tensor);
-    const Layout* layout = distributed ? sharding_spec(*tensor).layout.get() : nullptr;
-    TESSERA_CHECK(distributed && !layout->is_partial() && layout->mesh_dims_of(0).empty() &&
-                      layout->mesh_dims_of(2).empty() && layout->mesh_dims_of(3).empty(),
-                  "causal attention with a window or documents was given queries, keys or values "
-                  "of sizes ",
-                  tensor->sizes(), ", ", distributed ? to_string(*layout) : std::string("plain"),
-                  "; all three may be split by heads alone, all alike");
-  }
-  const DistributedTensor query(q);
-  std::vector<std::int64_t> sizes = q.sizes().vec();
-  sizes.back() = v.size(-1);
-  const auto of_locals = [&](const std::vector<at::Tensor>& locals) {
-    return std::vector{causal_attention(locals[0], locals[1], locals[2], options)};
-  };
-  return local_map(of_locals, {q, k, v}, query.mesh(), {query.placements()},
-                   {.out_sizes = {std::move(sizes)}})
-      .front();
-}
-
 /// The options of the same call, without what lets each query see all keys up to itself.
 CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
@@ -248,7 +219,11 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
     return by_mask(q, k, v, own);
   }
   if (tessera::is_distributed(q)) {
-    return of_heads(q, k, v, own);
+    return attend_to_local_heads(
+        "causal attention with a window or documents", /*by_batch=*/false, q, k, v,
+        [&](const at::Tensor& local_q, const at::Tensor& local_k, const at::Tensor& local_v) {
+          return causal_attention(local_q, local_k, local_v, own);
+        });
   }
   if (q.is_cuda()) {
     return on_gpu(q, k, v, own);

@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "functional/local_heads.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/local_map.h"
 #include "tessera/nn/attention_kernel.h"
 
 namespace tessera::nn {
@@ -180,17 +180,6 @@ void check_queries(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                 " tokens of a rank, which are no two chunks; take them from shard()");
 }
 
-/// Checks that only tensor parallelism splits the tensor: each rank has whole heads of its tokens.
-void check_heads_alone(const at::Tensor& tensor) {
-  const bool distributed = tessera::is_distributed(tensor);
-  const Layout* layout = distributed ? sharding_spec(tensor).layout.get() : nullptr;
-  TESSERA_CHECK(distributed && !layout->is_partial() && layout->mesh_dims_of(2).empty() &&
-                    layout->mesh_dims_of(3).empty(),
-                "context-parallel attention was given queries, keys or values of sizes ",
-                tensor.sizes(), ", ", distributed ? to_string(*layout) : std::string("plain"),
-                "; all three may be split by batch and heads alone, all alike");
-}
-
 }  // namespace
 
 ContextParallel::ContextParallel(DeviceMesh mesh) : mesh_(std::move(mesh)) {
@@ -234,7 +223,11 @@ at::Tensor ContextParallel::unshard(const at::Tensor& part, std::int64_t dim) co
 at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const ContextAttentionOptions& options) {
   if (tessera::is_distributed(q)) {
-    return attention_of_heads(q, k, v, options);
+    return attend_to_local_heads(
+        "context-parallel attention", /*by_batch=*/true, q, k, v,
+        [&](const at::Tensor& local_q, const at::Tensor& local_k, const at::Tensor& local_v) {
+          return attention(local_q, local_k, local_v, options);
+        });
   }
   check_queries(q, k, v);
   TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
@@ -251,24 +244,6 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
     firsts.push_back(own[1].first);
   }
   return tessera::detail::chunked_attention(q, whole[0], whole[1], firsts, options.window);
-}
-
-/// On each rank's heads.
-at::Tensor ContextParallel::attention_of_heads(const at::Tensor& q, const at::Tensor& k,
-                                               const at::Tensor& v,
-                                               const ContextAttentionOptions& options) {
-  for (const at::Tensor* tensor : {&q, &k, &v}) {
-    check_heads_alone(*tensor);
-  }
-  const DistributedTensor query(q);
-  std::vector<std::int64_t> sizes = q.sizes().vec();
-  sizes.back() = v.size(-1);
-  const auto of_locals = [&](const std::vector<at::Tensor>& locals) {
-    return std::vector{attention(locals[0], locals[1], locals[2], options)};
-  };
-  return local_map(of_locals, {q, k, v}, query.mesh(), {query.placements()},
-                   {.out_sizes = {std::move(sizes)}})
-      .front();
 }
 
 }  // namespace tessera::nn

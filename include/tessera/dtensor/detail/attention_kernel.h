@@ -3,6 +3,7 @@
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 
 #include "tessera/export.h"
@@ -19,6 +20,10 @@ struct AttentionKernel {
   /// than repeated heads.
   bool repeats_heads = false;
 };
+
+/// (batch, kv heads, keys, width) -> (batch, heads, keys, width): head i of the result is head
+/// i / group of `kv`.
+at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
 /// Which back end libtorch takes for (q, k, v).
 using AskBackend =

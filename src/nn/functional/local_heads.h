@@ -1,0 +1,18 @@
+// Attention of distributed queries, keys and values, of which each rank has whole heads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace tessera::nn {
+
+using Attend =
+    std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
+
+/// `attend` of each rank's own heads; laid out as q. Throws Error, which begins with `call`, unless
+/// all three are split by heads alone, or with `by_batch` by sequences too.
+at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
+                                 const at::Tensor& k, const at::Tensor& v, const Attend& attend);
+
+}  // namespace tessera::nn
