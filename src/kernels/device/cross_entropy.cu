@@ -1,6 +1,7 @@
 // The cross entropy of rows of logits on a GPU: a block takes a row.
 #include <algorithm>
 
+#include "device/block.h"
 #include "device/cross_entropy.h"
 #include "device/launch_sizes.h"
 #include "device/launches.h"
@@ -8,48 +9,12 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr std::int64_t kMostRows = 65535;  // a grid's limit in its second dimension
 constexpr int kVectorsOfThread = 4;        // a thread writes so many of a row
 
-/// The threads of a block.
-class Block {
- public:
-  __device__ static std::int64_t first() { return threadIdx.x; }
-  __device__ static std::int64_t width() { return kCrossEntropyThreads; }
-
-  __device__ float max(float x) {
-    return reduce(x, [](float a, float b) { return fmaxf(a, b); });
-  }
-  /// The same bits in each thread.
-  __device__ float sum(float x) {
-    return reduce(x, [](float a, float b) { return a + b; });
-  }
-
- private:
-  template <class Combine>
-  __device__ float reduce(float x, Combine combine) {
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      x = combine(x, __shfl_xor_sync(~0U, x, lanes));
-    }
-    // In two places in turn: the last result may still be read while this one is written.
-    __shared__ float of_warps[2][kCrossEntropyThreads / kWarp];
-    turn_ ^= 1;
-    of_warps[turn_][threadIdx.x / kWarp] = x;
-    __syncthreads();
-    x = of_warps[turn_][0];
-    for (int warp = 1; warp < kCrossEntropyThreads / kWarp; ++warp) {
-      x = combine(x, of_warps[turn_][warp]);
-    }
-    return x;
-  }
-
-  int turn_ = 0;
-};
-
 template <class T>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(CrossEntropy call) {
-  Block block;
+  Block<kCrossEntropyThreads> block;
   for (std::int64_t row = blockIdx.x; row < call.logits.rows; row += gridDim.x) {
     const RowSums sums = sums_of_row<T, kVectorBytes / sizeof(T)>(call.logits, row, block);
     if (threadIdx.x == 0) {

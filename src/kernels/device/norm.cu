@@ -1,47 +1,24 @@
 // The 2-norm of many tensors on a GPU.
+#include "device/block.h"
 #include "device/launch_sizes.h"
 #include "device/launches.h"
 
 namespace tessera::kernels {
 namespace {
 
-constexpr int kWarp = 32;
-
-/// A block.
-class Block {
- public:
-  __device__ static std::int64_t first() { return threadIdx.x; }
-  __device__ static std::int64_t width() { return kThreads; }
-
-  /// The sum of all threads' numbers, with the same bits in each.
-  __device__ static double sum(double x) {
-    __shared__ double of_warps[kThreads / kWarp];
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      x += __shfl_xor_sync(~0U, x, lanes);
-    }
-    __syncthreads();  // an earlier sum has been read
-    of_warps[threadIdx.x / kWarp] = x;
-    __syncthreads();
-    x = 0;
-    for (const double of_warp : of_warps) {
-      x += of_warp;
-    }
-    return x;
-  }
-};
-
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     square_sums_kernel(const __grid_constant__ SquareSums call) {
   const auto number = static_cast<std::int32_t>(blockIdx.x);
-  const double sum = Block::sum(squares_of_chunk<T>(call, number, Block::first(), Block::width()));
+  Block<kThreads> block;
+  const double sum = block.sum(squares_of_chunk<T>(call, number, block.first(), block.width()));
   if (threadIdx.x == 0) {
     call.sums[number] = sum;
   }
 }
 
 __global__ void __launch_bounds__(kThreads) sum_kinds_kernel(SumKinds call) {
-  Block block;
+  Block<kThreads> block;
   sum_kinds(call, block);
 }
 

@@ -2,44 +2,20 @@
 // memory.
 #include <algorithm>
 
+#include "device/block.h"
 #include "device/launch_sizes.h"
 #include "device/launches.h"
 
 namespace tessera::kernels {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kTile = 32;                 // rows and columns that a block turns
 constexpr int kTileRows = 8;              // threads beside each other in the second dimension
 constexpr std::int64_t kMostParts = 512;  // the columns' maxima are sought in
 
-/// The threads of a block, which take a row together.
-class Block {
- public:
-  __device__ static std::int64_t first() { return threadIdx.x; }
-  __device__ static std::int64_t width() { return kThreads; }
-
-  /// The largest of all threads' numbers, in each.
-  __device__ std::uint32_t max(std::uint32_t x) {
-    __shared__ std::uint32_t of_warps[2][kThreads / kWarp];
-    // In two places in turn: the last result may still be read while this one is written.
-    turn_ ^= 1;
-    x = __reduce_max_sync(~0U, x);
-    of_warps[turn_][threadIdx.x / kWarp] = x;
-    __syncthreads();
-    for (const std::uint32_t other : of_warps[turn_]) {
-      x = other > x ? other : x;
-    }
-    return x;
-  }
-
- private:
-  int turn_ = 0;
-};
-
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) quantize_fp8_kernel(QuantizeFp8 call) {
-  Block block;
+  Block<kThreads> block;
   for (std::int64_t row = blockIdx.x; row < call.rows; row += gridDim.x) {
     quantize_fp8_row<T, N>(call, row, block);
   }
