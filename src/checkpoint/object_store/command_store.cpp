@@ -103,8 +103,10 @@ class CommandStore final : public ObjectStore {
     for (std::string line; std::getline(lines, line);) {
       std::istringstream in(line);
       Object object;
-      TESSERA_CHECK(in >> object.bytes >> std::ws && std::getline(in, object.key), "'",
-                    commands_.list, "' printed '", line, "', which is no line BYTES KEY");
+      TESSERA_CHECK(
+          in >> object.bytes >> std::ws && std::getline(in, object.key), "'", commands_.list,
+          "' printed '", line,
+          "', which is no line BYTES KEY; make it print one for each object, and no more");
       objects.push_back(std::move(object));
     }
     return objects;

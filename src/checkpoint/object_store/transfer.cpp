@@ -61,7 +61,8 @@ void move_whole(const std::string& key, std::uint64_t bytes, const TransferOptio
     if (size == bytes) {
       return;
     }
-    TESSERA_CHECK(left > 0, "of the ", bytes, " bytes of '", key, "' ", size.value_or(0), " came");
+    TESSERA_CHECK(left > 0, "of the ", bytes, " bytes of '", key, "' ", size.value_or(0),
+                  " came, however often it was tried; see what the store says of it");
   }
 }
 
@@ -120,7 +121,8 @@ std::string wanted_manifest(ObjectStore& store, const std::string& prefix, const
                             std::optional<std::int64_t> step, const TransferOptions& options) {
   if (!step) {
     with_retries(options, [&] { step = newest_step_in(store, prefix); });
-    TESSERA_CHECK(step, "the store has no step below '", prefix, "'");
+    TESSERA_CHECK(step, "the store has no step below '", prefix,
+                  "'; give the prefix that the steps were pushed with");
   }
   files::create_folders(dir);
   return manifest_in(store, key_of_step(prefix, *step), dir / "manifest.json.pulled", options);

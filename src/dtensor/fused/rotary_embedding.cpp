@@ -73,7 +73,8 @@ struct RotaryNode final : FusedNode {
 
 at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                                  bool transposed) {
-  TESSERA_CHECK(!is_recorded(cos, sin), "rotary_embedding takes tables that need no gradient");
+  TESSERA_CHECK(!is_recorded(cos, sin),
+                "rotary_embedding takes tables that need no gradient; detach them");
   const auto node = node_for<RotaryNode>(x);
   if (node != nullptr) {
     // The tables, which all layers share; x is not needed.
@@ -145,7 +146,8 @@ std::tuple<at::Tensor, at::Tensor> differentiable_rotary_qk(const at::Tensor& q,
                                                             const at::Tensor& cos,
                                                             const at::Tensor& sin,
                                                             bool transposed) {
-  TESSERA_CHECK(!is_recorded(cos, sin), "rotary_embedding takes tables that need no gradient");
+  TESSERA_CHECK(!is_recorded(cos, sin),
+                "rotary_embedding takes tables that need no gradient; detach them");
   const auto node = node_for<RotaryQkNode>(q, k);
   if (node != nullptr) {
     node->save(cos, sin);

@@ -126,7 +126,8 @@ struct RotaryQkvNode final : FusedNode {
 
 ThreeTensors differentiable_rotary_qkv(const at::Tensor& qkv, const at::Tensor& cos,
                                        const at::Tensor& sin) {
-  TESSERA_CHECK(!is_recorded(cos, sin), "rotary_qkv takes tables that need no gradient");
+  TESSERA_CHECK(!is_recorded(cos, sin),
+                "rotary_qkv takes tables that need no gradient; detach them");
   const auto node = node_for<RotaryQkvNode>(qkv);
   if (node != nullptr) {
     node->save(cos, sin);
