@@ -12,14 +12,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
-#include <ATen/ops/softmax.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/Event.h>
 #include <fmt/format.h>

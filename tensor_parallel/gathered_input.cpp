@@ -12,7 +12,6 @@
 
 #include "gathered_input.h"
 
-#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <c10/core/GradMode.h>
 

@@ -5,7 +5,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/sin.h>

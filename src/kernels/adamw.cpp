@@ -2,7 +2,6 @@
 #include "tessera/kernels/detail/adamw.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "device/adamw.h"

@@ -6,7 +6,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_mm.h>
-#include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/bitwise_right_shift.h>

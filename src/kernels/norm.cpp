@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "device/norm.h"
 #include "fused_dispatch.h"

@@ -3,7 +3,6 @@
 #include "tessera/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/fill.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
-#include <utility>
 
 #include "local_shards.h"
 #include "tessera/internals/detail/version_counter.h"

@@ -1,7 +1,6 @@
 #include "tessera/training/same_options.h"
 
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 #include "tessera/comm/agreement.h"

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <filesystem>
-#include <string>
 
 #include "faults/system_calls.h"
 #include "testing/errors.h"

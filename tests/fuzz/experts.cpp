@@ -1,10 +1,8 @@
 #include "fuzz/experts.h"
 
 #include <ATen/ops/einsum.h>
-#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <tuple>
 #include <utility>
 
 namespace tessera::fuzz {

@@ -1,7 +1,6 @@
 // The other half of a block: projections with operators between them that know no mesh.
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cumsum.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/relu.h>

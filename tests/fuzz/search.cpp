@@ -11,7 +11,6 @@
 #include <functional>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <sstream>

@@ -3,7 +3,6 @@
 
 #include "fuzz/training.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -15,7 +14,6 @@
 #include <optional>
 #include <random>
 #include <thread>
-#include <utility>
 
 #include "fuzz/model.h"
 #include "fuzz/options.h"

@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include <limits>
-#include <string>
 #include <tuple>
 #include <vector>
 

@@ -4,8 +4,6 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "tessera/internals/detail/alias_tensor.h"
 #include "tessera/internals/detail/memory_under_tensors.h"
 #include "tessera/internals/detail/shape_geometry.h"

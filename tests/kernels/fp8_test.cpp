@@ -5,10 +5,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "tessera/kernels/fake_mode.h"

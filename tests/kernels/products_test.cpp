@@ -8,7 +8,6 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "rows/processor.h"
 #include "tessera/internals/detail/cpu_products.h"

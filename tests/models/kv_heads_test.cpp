@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
 
 #include "models/llama_run.h"
 #include "tessera/models/parallelize.h"

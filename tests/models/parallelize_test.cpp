@@ -2,7 +2,6 @@
 #include "tessera/models/parallelize.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
 #include <memory>

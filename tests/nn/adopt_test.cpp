@@ -10,7 +10,6 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "nn/slot_names.h"
 #include "nn/torch_models.h"

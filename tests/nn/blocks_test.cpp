@@ -4,7 +4,6 @@
 #include <ATen/ops/erf.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/outer.h>
-#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <gtest/gtest.h>
 

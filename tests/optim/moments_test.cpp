@@ -1,5 +1,4 @@
 // AdamW with moments in bf16.
-#include <ATen/ops/randn.h>
 
 #include "optim/parameters.h"
 #include "tessera/nn/linear.h"

@@ -2,7 +2,6 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_sign.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include "tessera/nn/linear.h"

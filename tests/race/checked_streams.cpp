@@ -5,7 +5,6 @@
 #include <execinfo.h>
 
 #include <array>
-#include <cstdlib>
 #include <map>
 
 namespace tessera::race {

@@ -1,8 +1,6 @@
 // Adapters under tensor parallelism and FSDP. The oracle is one rank.
 #include "tessera/nn/lora.h"
 
-#include <ostream>
-
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"

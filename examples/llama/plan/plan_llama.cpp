@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <utility>
 
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"

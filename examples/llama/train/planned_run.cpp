@@ -2,9 +2,7 @@
 
 #include "examples/llama/train/planned_run.h"
 
-#include <algorithm>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "examples/llama/train/llama_run.h"

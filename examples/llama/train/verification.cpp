@@ -1,4 +1,3 @@
-#include <cstdint>
 
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/llama_run.h"

@@ -1,7 +1,6 @@
 #include "safetensors/natural_numbers.h"
 
 #include <cstddef>
-#include <utility>
 
 #include "tessera/core/error.h"
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 
 #include "bpe/bpe.h"
 #include "tessera/core/error.h"

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <map>
-#include <string_view>
 
 #include "bpe/bpe_tokenizer.h"
 #include "pipeline/json_field.h"

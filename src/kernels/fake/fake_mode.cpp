@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "fake/fake_observer.h"

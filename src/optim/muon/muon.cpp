@@ -6,7 +6,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/norm.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>

@@ -3,7 +3,6 @@
 #include "tessera/optim/clip_grad.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

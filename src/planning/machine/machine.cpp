@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/nearest.h"

@@ -4,7 +4,6 @@
 #include "schedule/schedule.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string_view>
 #include <utility>

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <map>
 #include <string_view>
-#include <utility>
 
 namespace tessera::planning {
 namespace {

@@ -4,7 +4,6 @@
 #include <ATen/core/Formatting.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/gather.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>

@@ -1,8 +1,6 @@
 // Pre-tokenizers behind ByteLevel, which see the characters that stand for bytes.
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "data/tokenizer/small_tokenizers.h"
 #include "testing/errors.h"
 

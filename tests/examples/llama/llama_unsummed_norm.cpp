@@ -3,7 +3,6 @@
 // which must find it.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/clone.h>
 
 #include <cstdint>
 #include <memory>

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <tuple>
-
 #include "kernels/device/one_thread.h"
 #include "kernels/device/rounding.h"
 #include "tessera/kernels/fp8.h"
