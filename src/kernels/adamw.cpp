@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "box_rows.h"
 #include "device/adamw.h"
 #include "fused_dispatch.h"
 #include "parallel.h"
@@ -25,38 +26,31 @@ struct PlacedRows {
 /// consecutive.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<std::int64_t> extents, locals, globals;
+  std::vector<Extent> extents;  // here, and in the whole tensor
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {
     rows.local += box.local_offset[d] * local_stride;
     rows.place += box.global_offset[d] * global_stride;
-    if (!extents.empty() && local_stride == locals.back() * extents.back() &&
-        global_stride == globals.back() * extents.back()) {
-      extents.back() *= box.sizes[d];
-    } else if (box.sizes[d] != 1) {
-      extents.push_back(box.sizes[d]);
-      locals.push_back(local_stride);
-      globals.push_back(global_stride);
-    }
+    add_extent(extents, {box.sizes[d], local_stride, global_stride});
     local_stride *= sizes[d];
     global_stride *= place.sizes[d];
   }
-  std::size_t next = 0;
-  if (!extents.empty() && locals[0] == 1 && globals[0] == 1) {
-    rows.size = extents[next++];
+  auto next = extents.begin();
+  if (next != extents.end() && next->from_stride == 1 && next->to_stride == 1) {
+    rows.size = next++->size;
   }
-  if (next < extents.size() && locals[next] == rows.size) {
-    rows.count = extents[next];
-    rows.stride = globals[next++];
+  if (next != extents.end() && next->from_stride == rows.size) {
+    rows.count = next->size;
+    rows.stride = next++->to_stride;
   }
   std::vector<PlacedRows> all{rows};
-  for (; next < extents.size(); ++next) {
+  for (; next != extents.end(); ++next) {
     std::vector<PlacedRows> repeated;
-    for (std::int64_t i = 0; i < extents[next]; ++i) {
+    for (std::int64_t i = 0; i < next->size; ++i) {
       for (PlacedRows each : all) {
-        each.local += i * locals[next];
-        each.place += i * globals[next];
+        each.local += i * next->from_stride;
+        each.place += i * next->to_stride;
         repeated.push_back(each);
       }
     }

@@ -1,5 +1,5 @@
-// How random.cpp walks a local tensor. random.cu has its own walk, element by element, as a GPU's
-// threads do.
+// How local tensors are walked on the host. random.cu has its own walk, element by element, as a
+// GPU's threads do.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -68,5 +68,24 @@ class BoxRows {
   std::int64_t columns_ = 1;
   std::int64_t numel_ = 1;
 };
+
+/// A dimension that two tensors are walked along: its size, and a step's length on both sides.
+struct Extent {
+  std::int64_t size, from_stride, to_stride;
+};
+
+/// Adds the dimension before those that are there, the last one of the tensors first. It is joined
+/// with its neighbour where the two are one on both sides.
+inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
+  if (next.size == 1) {
+    return;
+  }
+  if (!extents.empty() && next.from_stride == extents.back().from_stride * extents.back().size &&
+      next.to_stride == extents.back().to_stride * extents.back().size) {
+    extents.back().size *= next.size;
+  } else {
+    extents.push_back(next);
+  }
+}
 
 }  // namespace tessera::kernels

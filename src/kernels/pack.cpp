@@ -8,35 +8,12 @@
 #include <optional>
 #include <utility>
 
+#include "box_rows.h"
 #include "fused_dispatch.h"
 #include "pack_piece.h"
 
 namespace tessera::kernels {
 namespace {
-
-/// A dimension of a copy: how many steps, and how long they are on both sides.
-struct Extent {
-  std::int64_t size, from_stride, to_stride;
-};
-
-/// The dimensions in which the two tensors must be walked, from the last one: neighbours that are
-/// one on both sides are joined.
-std::vector<Extent> joined_extents(const at::Tensor& from, const at::Tensor& to) {
-  std::vector<Extent> extents;
-  for (std::int64_t d = from.dim() - 1; d >= 0; --d) {
-    const Extent next{from.size(d), from.stride(d), to.stride(d)};
-    if (next.size == 1) {
-      continue;
-    }
-    if (!extents.empty() && next.from_stride == extents.back().from_stride * extents.back().size &&
-        next.to_stride == extents.back().to_stride * extents.back().size) {
-      extents.back().size *= next.size;
-    } else {
-      extents.push_back(next);
-    }
-  }
-  return extents;
-}
 
 /// Whether the kernel takes the types and devices.
 bool is_for_kernel(const at::Tensor& from, const at::Tensor& to) {
@@ -82,7 +59,10 @@ class PackLaunch {
 }  // namespace
 
 std::optional<PackPiece> pack_piece(const at::Tensor& from, const at::Tensor& to) {
-  std::vector<Extent> extents = joined_extents(from, to);
+  std::vector<Extent> extents;
+  for (std::int64_t d = from.dim() - 1; d >= 0; --d) {
+    add_extent(extents, {from.size(d), from.stride(d), to.stride(d)});
+  }
   if (extents.empty() || extents.front().from_stride != 1 || extents.front().to_stride != 1) {
     extents.insert(extents.begin(), {1, 1, 1});
   }
