@@ -50,12 +50,6 @@ ThreeTensors run_rotary_qkv(const at::Tensor& qkv, const at::Tensor& cos, const 
   return kernels::rotary_qkv(qkv, cos, sin);
 }
 
-at::Tensor run_rotary_qkv_backward(const at::Tensor& q_grad, const at::Tensor& k_grad,
-                                   const at::Tensor& v_grad, const at::Tensor& cos,
-                                   const at::Tensor& sin) {
-  return kernels::rotary_qkv_backward(q_grad, k_grad, v_grad, cos, sin);
-}
-
 /// Groups are whole; so are heads.
 struct QkvFactors {
   rules::TensorFactors qkv, q, kv, table;
@@ -142,7 +136,7 @@ ThreeTensors differentiable_rotary_qkv(const at::Tensor& qkv, const at::Tensor& 
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<RotaryQkv>(library, &run_rotary_qkv, rotary_qkv_rule, &differentiable_rotary_qkv);
-  define<RotaryQkvBackward>(library, &run_rotary_qkv_backward, rotary_qkv_backward_rule);
+  define<RotaryQkvBackward>(library, &kernels::rotary_qkv_backward, rotary_qkv_backward_rule);
 }
 
 }  // namespace

@@ -31,10 +31,6 @@ at::Tensor run_silu_and_mul(const at::Tensor& gate_up) {
   return kernels::silu_and_mul(gate_up);
 }
 
-at::Tensor run_silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_up) {
-  return kernels::silu_and_mul_backward(grad, gate_up);
-}
-
 /// Factors of gate_up, whose last dimension is two of those of the result.
 struct HalvesFactors {
   rules::TensorFactors both, one;
@@ -93,7 +89,7 @@ at::Tensor differentiable_silu_and_mul(const at::Tensor& gate_up) {
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<SiluAndMul>(library, &run_silu_and_mul, silu_and_mul_rule, &differentiable_silu_and_mul);
-  define<SiluAndMulBackward>(library, &run_silu_and_mul_backward, silu_and_mul_backward_rule);
+  define<SiluAndMulBackward>(library, &kernels::silu_and_mul_backward, silu_and_mul_backward_rule);
 }
 
 }  // namespace
