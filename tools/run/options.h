@@ -53,8 +53,7 @@ struct Options {
 };
 
 /// From the command line, and from torchrun's variables PET_... where it says nothing. Nothing
-/// where
-/// --help was asked for (and printed). Throws Error on a bad command line.
+/// where --help was asked for (and printed). Throws Error on a bad command line.
 std::optional<Options> parse_options(int argc, const char* const* argv);
 
 }  // namespace tessera::run

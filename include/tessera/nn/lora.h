@@ -45,9 +45,8 @@ struct LoraBranch {
 /// the gradients of its adapters only.
 ///
 /// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
-/// [0, 1), a pattern that
-/// matches no Linear, and a Linear that has an adapter, a tied weight, or a weight that is
-/// distributed already.
+/// [0, 1), a pattern that matches no Linear, and a Linear that has an adapter, a tied weight, or a
+/// weight that is distributed already.
 void apply_lora(ModuleBase& module, const LoraOptions& options);
 
 /// A Linear with an adapter, and its FQN.

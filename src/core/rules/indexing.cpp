@@ -18,8 +18,7 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
 }
 
 /// Gives dimension `dim` of several tensors one factor if they agree on its size, else unsharded
-/// ones.
-/// libtorch takes index tensors that are smaller than self: such a dimension has no common factor.
+/// ones: libtorch takes index tensors that are smaller than self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];

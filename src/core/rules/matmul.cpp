@@ -14,8 +14,7 @@ namespace tessera::rules {
 namespace {
 
 /// A parsed einsum equation, "mk,kn->mn". An operand "+" is added to the product and broadcasts to
-/// it
-/// ("+,mk,kn->mn" is addmm).
+/// it ("+,mk,kn->mn" is addmm).
 struct Einsum {
   std::vector<std::string> operands;
   std::string result;

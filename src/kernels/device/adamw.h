@@ -154,8 +154,8 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// A chunk of a piece, by the threads `first` to `step` - 1. A vector stays
-/// within a row: the next row's places are elsewhere.
+/// A chunk of a piece, by the threads `first` to `step` - 1. A vector stays within a row: the next
+/// row's places are elsewhere.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

@@ -29,8 +29,8 @@ struct __attribute__((may_alias, aligned(kVectorBytes))) Vector {
   std::uint32_t words[4];
 };
 
-/// N elements: the n that `from` has, then zeros. A whole row of N is read
-/// by 16 bytes, and aligned for that, unless N is 1.
+/// N elements: the n that `from` has, then zeros. A whole row of N is read by 16 bytes, and aligned
+/// for that, unless N is 1.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   T elements[N];
