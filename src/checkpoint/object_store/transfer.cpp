@@ -1,8 +1,11 @@
 // Steps to and from an object store. The manifest is put last, and got last: what has none is no
 // step, there or here.
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <functional>
+#include <system_error>
 #include <thread>
 
 #include "all_ranks.h"
@@ -106,13 +109,16 @@ std::string from_rank_zero(comm::World& world, const std::function<std::string()
 std::string manifest_in(ObjectStore& store, const std::string& key, const fs::path& there,
                         const TransferOptions& options) {
   constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 32;
+  const auto remove = c10::make_scope_exit([&] {
+    std::error_code ignored;
+    fs::remove(there, ignored);
+  });
   std::string text;
   with_retries(options, [&] {
     store.get(key + kManifestFile, there);
     text = files::read_file(there, "a manifest", kMostBytes);
     parse_manifest(text, key + kManifestFile);
   });
-  fs::remove(there);
   return text;
 }
 

@@ -46,14 +46,16 @@ class FaultyStore final : public ObjectStore {
   }
 
   void remove(const std::string& key) { objects_.erase(key); }
-  void fail_always() { times_ = 1000; }
+  /// Every try with an object of such a key fails from now on.
+  void fail_for(const std::string& part_of_key) { fails_ = part_of_key; }
   void recover() { times_ = 0; }
   const std::vector<std::string>& order() const { return order_; }
   bool has(const std::string& key) const { return objects_.contains(key); }
 
  private:
   std::string taken(const std::string& bytes, const std::string& call) {
-    if (fault_ == Fault::kNone || tries_[call]++ >= times_) {
+    const bool always = !fails_.empty() && call.find(fails_) != std::string::npos;
+    if (fault_ == Fault::kNone || (tries_[call]++ >= times_ && !always)) {
       return bytes;
     }
     TESSERA_CHECK(fault_ != Fault::kRefuses, "503 Slow Down");
@@ -62,6 +64,7 @@ class FaultyStore final : public ObjectStore {
 
   Fault fault_;
   int times_;
+  std::string fails_;
   std::mutex mutex_;
   std::map<std::string, int> tries_;
   std::map<std::string, std::string> objects_;
@@ -129,11 +132,14 @@ TEST(ObjectStore, LeavesNoFolderWhereAStepDidNotCome) {
   SaveStep(dir.path(), 100, 3);
   FaultyStore store(Fault::kTruncates, 0);
   Push(store, dir.path());
-  store.fail_always();
-  const auto errors = ErrorsOfRanks(
-      2, [&](Rank& rank) { pull_step(*rank.world(), store, "runs/a", other.path(), 100, kQuick); });
-  EXPECT_CONTAINS(errors[1], "manifest");
-  EXPECT_TRUE(FilesIn(other.path()).empty() || !std::filesystem::exists(other / "step-00000100"));
+  for (const char* file : {"manifest.json", ".safetensors"}) {
+    store.fail_for(file);
+    const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+      pull_step(*rank.world(), store, "runs/a", other.path(), 100, kQuick);
+    });
+    EXPECT_CONTAINS(errors[1], file);
+    EXPECT_EQ(FilesIn(other.path()), std::vector<std::string>());
+  }
 }
 
 TEST(ObjectStore, RefusesAStepThatIsThere) {
