@@ -87,8 +87,7 @@ struct ShardingRule {
     /// An operation on a part that no operator does; the code that runs the rule has one for it.
     enum class PartOperator : std::uint8_t {
       /// (weight, indices, first, rows): embedding, where `weight` holds the rows from `first` on
-      /// of
-      /// all `rows`. Zeros for indices of other rows; an index that no part has is an error.
+      /// of all `rows`. Zeros for indices of other rows; an index that no part has is an error.
       kEmbeddingRows,
       /// (self, dim, index, first, size): gather, where `self` holds the positions from `first` on
       /// of all `size` along `dim`. Zeros and errors likewise.

@@ -94,7 +94,6 @@ class RandomRegion {
   /// A distributed tensor has handed out a local one that is not the same on all ranks (to_local).
   /// From now on no random operator on a plain tensor knows for which elements it draws.
   void note_part();
-  bool hands_out_parts() const { return hands_out_parts_; }
   /// Where the elements that `call` draws for are. Collective at the first call where data-parallel
   /// ranks have rows to compare. Throws Error where that is unknown.
   RandomPlace place_of(const RandomCall& call);

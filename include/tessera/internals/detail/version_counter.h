@@ -16,12 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// False for a tensor made in inference mode.
-inline bool counts_writes(const at::TensorBase& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().enabled();
-}
-
-/// 0 where it counts nothing.
+/// 0 where it counts nothing: for a tensor made in inference mode.
 inline std::uint32_t writes_of(const at::TensorBase& tensor) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   return counter.enabled() ? counter.current_version() : 0;
