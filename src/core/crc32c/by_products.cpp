@@ -1,14 +1,6 @@
-// V. Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction (Intel,
-// 2009): bytes that lie n bits before others are replaced by 128 bits at the others' place that
-// have the same remainder, the product of theirs and of x^n modulo the polynomial.
-
-#include "crc32c/ways.h"
+#include "crc32c/products.h"
 
 #if defined(__x86_64__)
-
-#include <immintrin.h>
-
-#include <iterator>
 
 namespace tessera::detail {
 namespace {
@@ -16,27 +8,6 @@ namespace {
 constexpr std::size_t kBlockBytes = 64;  ///< size of a register: four lanes of 128 bits
 /// As many as hide how long a product takes.
 constexpr std::size_t kBlocks = 8;
-
-constexpr std::uint32_t power_of_x(std::size_t exponent) {
-  std::uint32_t power = 0x80000000;
-  for (std::size_t i = 0; i < exponent; ++i) {
-    power = times_x(power);
-  }
-  return power;
-}
-
-/// What moves a lane on by `kBits`: a factor for each half. The first half of the bytes has the
-/// higher powers, 64 more. A product of two halves in this order of bits is one power too high, and
-/// a factor in the lower 32 bits of its half 32.
-template <std::size_t kBits>
-struct Factors {
-  static constexpr std::uint32_t kFirst = power_of_x(kBits + 64 - 33);
-  static constexpr std::uint32_t kSecond = power_of_x(kBits - 33);
-
-  __attribute__((target("avx512f"))) static __m512i of_lanes() {
-    return _mm512_set4_epi64(kSecond, kFirst, kSecond, kFirst);
-  }
-};
 
 __attribute__((target("avx512f"))) __m512i block_at(const std::byte* bytes) {
   return _mm512_loadu_si512(bytes);
@@ -48,22 +19,6 @@ __attribute__((target("avx512f,vpclmulqdq"))) inline __m512i moved(__m512i block
   constexpr int kXorOfThree = 0x96;
   return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(block, factors, 0x00),
                                    _mm512_clmulepi64_epi128(block, factors, 0x11), to, kXorOfThree);
-}
-
-/// The register after the four lanes.
-__attribute__((target("avx512f,pclmul,sse4.2"))) std::uint32_t sum_of_lanes(__m512i block) {
-  __m128i lanes[4];
-  _mm512_storeu_si512(lanes, block);
-  const __m128i by_lane = _mm_set_epi64x(Factors<128>::kSecond, Factors<128>::kFirst);
-  __m128i sum = lanes[0];
-  for (std::size_t i = 1; i < std::size(lanes); ++i) {
-    sum = _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(sum, by_lane, 0x00),
-                                      _mm_clmulepi64_si128(sum, by_lane, 0x11)),
-                        lanes[i]);
-  }
-  const auto first = static_cast<std::uint64_t>(_mm_cvtsi128_si64(sum));
-  const auto second = static_cast<std::uint64_t>(_mm_extract_epi64(sum, 1));
-  return static_cast<std::uint32_t>(_mm_crc32_u64(_mm_crc32_u64(0, first), second));
 }
 
 /// The register after a multiple of kBlockBytes, at least kBlocks of them, where it was `crc`.
@@ -91,7 +46,9 @@ __attribute__((target("avx512f,vpclmulqdq"))) std::uint32_t sum_of_blocks(
   for (; !bytes.empty(); bytes = bytes.subspan(kBlockBytes)) {
     sum = moved(sum, by_block, block_at(bytes.data()));
   }
-  return sum_of_lanes(sum);
+  __m128i lanes[4];
+  _mm512_storeu_si512(lanes, sum);
+  return sum_of_lanes(lanes);
 }
 
 }  // namespace

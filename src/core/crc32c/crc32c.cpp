@@ -34,9 +34,13 @@ std::vector<Crc32cWay> crc32c_ways() {
   std::vector<Crc32cWay> ways;
 #if defined(__x86_64__)
   const bool instruction = __builtin_cpu_supports("sse4.2") != 0;
-  if (instruction && __builtin_cpu_supports("avx512f") != 0 &&
-      __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0) {
+  const bool products = instruction && __builtin_cpu_supports("pclmul") != 0;
+  if (products && __builtin_cpu_supports("avx512f") != 0 &&
+      __builtin_cpu_supports("vpclmulqdq") != 0) {
     ways.push_back({"products", crc32c_by_products});
+  }
+  if (products && __builtin_cpu_supports("avx") != 0) {
+    ways.push_back({"both", crc32c_by_both});
   }
   if (instruction) {
     ways.push_back({"instruction", crc32c_by_instruction});

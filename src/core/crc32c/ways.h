@@ -20,8 +20,12 @@ constexpr std::uint32_t times_x(std::uint32_t value) {
 std::uint32_t crc32c_by_table(std::span<const std::byte> bytes, std::uint32_t before);
 
 #if defined(__x86_64__)
-/// By the instruction of SSE 4.2, eight bytes each. As crc32c().
+/// By the instruction of SSE 4.2, eight bytes each, one after another. As crc32c().
 std::uint32_t crc32c_by_instruction(std::span<const std::byte> bytes, std::uint32_t before);
+
+/// By this instruction and by products of polynomials of 128 bits (AVX, PCLMULQDQ) at the same
+/// time. As crc32c().
+std::uint32_t crc32c_by_both(std::span<const std::byte> bytes, std::uint32_t before);
 
 /// By products of polynomials in AVX-512 (VPCLMULQDQ), 64 bytes at once. As crc32c().
 std::uint32_t crc32c_by_products(std::span<const std::byte> bytes, std::uint32_t before);
