@@ -1,5 +1,5 @@
 // How a reduced gradient reaches the shard of a parameter. Nothing here is collective except
-// take_gradient().
+// take_unsharded().
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -14,6 +14,31 @@
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
+namespace {
+
+/// The gradient that is taken off `unsharded`, of its layout or a pending sum.
+UnshardedGradient take_gradient(const at::Tensor& unsharded) {
+  // Removed at once: the next backward would add to it, and the gradient reduced now would count
+  // twice.
+  const at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
+  if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
+    return {gradient, nullptr, gradient.defined()};
+  }
+  TESSERA_CHECK(tessera::is_distributed(gradient),
+                "the gradient of a distributed parameter arrived as a plain tensor");
+  const ShardingSpec& from = sharding_spec(gradient);
+  const ShardingSpec& to = sharding_spec(unsharded);
+  if (from.layout == to.layout) {
+    return {local_tensor(gradient), nullptr, true};
+  }
+  // Summed after the reduction, a shard instead of all, and with those of other parameters.
+  if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
+    return {local_tensor(gradient), group, true};
+  }
+  return {local_tensor(DistributedTensor(gradient).redistribute(to.layout)), nullptr, true};
+}
+
+}  // namespace
 
 at::Tensor& ShardedParameter::gradient_place() {
   UnreducedGradient* waiting = unreduced(sharded_.grad());
@@ -42,6 +67,41 @@ UnshardedGradient ShardedParameter::take_kept() {
   UnshardedGradient sum = *std::exchange(unreduced_gradient().kept, std::nullopt);
   settle_unreduced();
   return sum;
+}
+
+/// Not where a pending sum might come: autograd would take the sum at once, maybe on this rank
+/// alone. Not in another type, to which no product is added.
+void ShardedParameter::lend_kept() {
+  if (!has_kept() || request_ != Request::kNone || !comes_complete_ ||
+      unsharded_.grad().defined()) {
+    return;
+  }
+  const at::Tensor& kept = unreduced(sharded_.grad())->kept->local;
+  if (kept.defined() && kept.scalar_type() == unsharded_.scalar_type()) {
+    unsharded_.mutable_grad() =
+        unsharded_spec_ ? make_distributed(kept, *unsharded_spec_, sharded_.sizes().vec()) : kept;
+    lender_ = sharded_.grad();
+  }
+}
+
+UnshardedGradient ShardedParameter::take_unsharded() {
+  UnshardedGradient gradient = take_gradient(unsharded_);
+  if (const at::Tensor lender = std::exchange(lender_, {}); lender.defined()) {
+    TESSERA_CHECK(lender.is_same(sharded_.grad()) && has_kept(), "the gradient of ",
+                  describe(*slot_),
+                  " was dropped by a backward while it was added to; drop it before or after");
+    if (gradient.local.defined()) {
+      unreduced(lender)->kept->local.reset();
+    }
+  }
+  return gradient;
+}
+
+void ShardedParameter::drop_unsharded() {
+  lender_.reset();
+  if (unsharded_.defined()) {
+    unsharded_.mutable_grad().reset();
+  }
 }
 
 void ShardedParameter::leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype) {
@@ -189,27 +249,6 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   }
   accumulation_ = Accumulation::kSettled;
   used_ = false;
-}
-
-UnshardedGradient take_gradient(const at::Tensor& unsharded) {
-  // Removed at once: the next backward would add to it, and the gradient reduced now would count
-  // twice.
-  const at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
-  if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
-    return {gradient, nullptr, gradient.defined()};
-  }
-  TESSERA_CHECK(tessera::is_distributed(gradient),
-                "the gradient of a distributed parameter arrived as a plain tensor");
-  const ShardingSpec& from = sharding_spec(gradient);
-  const ShardingSpec& to = sharding_spec(unsharded);
-  if (from.layout == to.layout) {
-    return {local_tensor(gradient), nullptr, true};
-  }
-  // Summed after the reduction, a shard instead of all, and with those of other parameters.
-  if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
-    return {local_tensor(gradient), group, true};
-  }
-  return {local_tensor(DistributedTensor(gradient).redistribute(to.layout)), nullptr, true};
 }
 
 }  // namespace tessera::fsdp

@@ -60,7 +60,8 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
       extension_(spec.extension),
       sharding_(spec.sharding),
       unsharded_spec_(spec_of(slot_->get())),
-      pending_sum_(unsharded_spec_) {
+      pending_sum_(unsharded_spec_),
+      comes_complete_(pending_sum_.group() == nullptr) {
   const c10::AutoGradMode no_grad(false);
   const at::Tensor& original = slot_->get();
   const at::Tensor shard =

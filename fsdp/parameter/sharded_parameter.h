@@ -19,10 +19,6 @@
 
 namespace tessera::fsdp {
 
-/// Takes the gradient of `unsharded` and resets it. A pending sum stays one; a gradient with
-/// another layout than the parameter is redistributed, which is collective.
-UnshardedGradient take_gradient(const at::Tensor& unsharded);
-
 /// One parameter of a unit: the slot, the sharded tensor that persists in it, and the unsharded
 /// tensor that forward and backward see. "Unsharded" means over FSDP's mesh dimension: under tensor
 /// parallelism it is still distributed on the other ones.
@@ -123,6 +119,17 @@ class ShardedParameter {
   /// Whether keep() was called, with whatever gradient, and the program has not dropped it.
   bool has_kept() const;
   UnshardedGradient take_kept();
+  /// Backward comes to the unit. Where no more than an addition is due, what is kept becomes the
+  /// gradient of the unsharded tensor, so that autograd, or a product in its place
+  /// (detail::OpenGradient), adds to it. Until take_unsharded() or drop_unsharded().
+  void lend_kept();
+  /// Takes the gradient of the unsharded tensor off it, with what was lent, which is kept no more.
+  /// A pending sum stays one; a gradient with another layout than the parameter is redistributed,
+  /// which is collective. Throws Error where the program has dropped what was lent.
+  UnshardedGradient take_unsharded();
+  /// Forgets the gradient that a failed backward has left in the unsharded tensor. What was lent
+  /// stays kept, with what has been added to it.
+  void drop_unsharded();
   /// Adds a gradient of the shard to what waits to be summed over replicas.
   void leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype);
   bool has_left_to_replicas() const;
@@ -159,6 +166,7 @@ class ShardedParameter {
   ShardingSpec sharding_;
   std::optional<ShardingSpec> unsharded_spec_;  ///< empty: the unsharded tensor is plain
   PendingSum pending_sum_;
+  bool comes_complete_;  ///< no gradient of the unsharded tensor can be a pending sum
   at::Tensor sharded_;
   at::Tensor unsharded_;
   MakeStandIn make_stand_in_;
@@ -169,6 +177,7 @@ class ShardedParameter {
   int discarded_ = 0;                  ///< the program dropped the first so many of these
   /// What represented them in `.grad` when a backward ended; nullptr: nothing.
   const UnreducedGradient* shown_expected_ = nullptr;
+  at::Tensor lender_;                 ///< the UnreducedGradient that lends; undefined: none
   std::vector<at::Tensor> arriving_;  ///< on the host, to be added to the gradient
   bool awaited_ = false;              ///< arrive() has something to do
   Accumulation accumulation_ = Accumulation::kSettled;

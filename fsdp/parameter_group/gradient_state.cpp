@@ -30,10 +30,8 @@ bool GradientState::any_unsharded() const {
 }
 
 void GradientState::drop_unsharded() {
-  for (const ShardedParameter& parameter : shards_->parameters()) {
-    if (parameter.unsharded().defined()) {
-      parameter.unsharded().mutable_grad().reset();
-    }
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.drop_unsharded();
   }
 }
 
@@ -50,8 +48,15 @@ void GradientState::keep() {
   for (ShardedParameter& parameter : shards_->parameters()) {
     // Whether a gradient came differs between ranks; whether one might have come does not.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_kept())) {
-      parameter.keep(take_gradient(parameter.unsharded()), shards_->layout().reduce_dtype());
+      parameter.keep(parameter.take_unsharded(), shards_->layout().reduce_dtype());
     }
+  }
+}
+
+void GradientState::lend_kept() {
+  const c10::AutoGradMode no_grad(false);
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.lend_kept();
   }
 }
 
@@ -102,7 +107,7 @@ void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
 
 /// Adds this backward's gradient to those of earlier ones; the sum is reduced.
 UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
-  UnshardedGradient gradient = take_gradient(parameter.unsharded());
+  UnshardedGradient gradient = parameter.take_unsharded();
   warn_of_nonfinite(parameter, gradient.local);
   if (parameter.has_kept()) {
     parameter.keep(gradient, shards_->layout().reduce_dtype());

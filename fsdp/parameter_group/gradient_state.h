@@ -29,6 +29,9 @@ class GradientState {
   /// Sets the unsharded gradients aside, to be added to those of later backwards
   /// (UnreducedGradient).
   void keep();
+  /// Before backward comes to the unsharded parameters: what was set aside is added to by backward
+  /// itself where it can be.
+  void lend_kept();
   /// Whether gradients were set aside, or wait for the replicas, and a reduction now would complete
   /// them. The same on all ranks, whichever parameters they used.
   bool awaits_reduction() const;

@@ -333,6 +333,8 @@ void Unit::pre_backward() {
   }
   // Before more is gathered: what is left of the reduction is packed gradients.
   comm_context().finish_reductions();
+  // After that, which calls hooks of the program on other units' gradients.
+  groups_.each(&GradientState::lend_kept);
   // Last: this unit's own gather is needed first.
   prefetch_for_backward();
 }

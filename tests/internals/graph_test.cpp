@@ -62,6 +62,23 @@ TEST(LeafNodeCanary, MayBeAnother) {
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0)));
 }
 
+TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
+  const at::Tensor x = leaf();
+  const at::Tensor sum = at::full({2}, 5.0);
+  x.mutable_grad() = sum;
+  (x * 2).sum().backward();
+  EXPECT_TRUE(x.grad().is_same(sum));
+  EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
+  (*leaf_node(x))({at::Tensor()});
+  EXPECT_TRUE(x.grad().is_same(sum));
+  EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
+  // Where it is recorded, the sum is another tensor.
+  (x * 2).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+  EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 9.0)));
+  x.mutable_grad() = at::Tensor();  // which leads to x
+}
+
 TEST(NodeHooksCanary, RunBeforeAndAfterTheNode) {
   const at::Tensor x = leaf();
   const at::Tensor y = x * 2;

@@ -1,42 +1,21 @@
 // Gradients of the weights of products that are added to earlier ones as they are computed.
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <atomic>
-#include <cstring>
 #include <thread>
 
 #include "tessera/nn/detail/linear_product.h"
+#include "testing/added_terms.h"
 #include "testing/distributed.h"
 
 namespace tessera::nn {
 namespace {
 
 using detail::linear_product;
+using testing::AddedTerms;
 using testing::full_tensor;
 using testing::normal_values;
-
-std::atomic<int> added = 0;
-
-/// Counts, while it lives, products that were added to what they were given.
-class AddedProducts {
- public:
-  AddedProducts() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&count))) {
-    added = 0;
-  }
-  ~AddedProducts() { at::removeCallback(handle_); }
-  AddedProducts(const AddedProducts&) = delete;
-  AddedProducts& operator=(const AddedProducts&) = delete;
-
- private:
-  static std::unique_ptr<at::ObserverContext> count(const at::RecordFunction& call) {
-    added += std::strcmp(call.name(), "aten::addmm_") == 0 ? 1 : 0;
-    return nullptr;
-  }
-  at::CallbackHandle handle_;
-};
 
 at::Tensor loss_of(const at::Tensor& weight, std::uint64_t seed) {
   const at::Tensor x = normal_values({5, weight.size(1)}, seed).to(weight.scalar_type());
@@ -56,12 +35,13 @@ at::Tensor term(const at::Tensor& weight, std::uint64_t seed) {
 
 TEST(AddedGradient, IsTheSum) {
   const at::Tensor weight = leaf();
-  const AddedProducts products;
+  AddedTerms::reset();
+  const AddedTerms counted;
   loss_of(weight, 2).backward();
-  EXPECT_EQ(added, 0);
+  EXPECT_EQ(AddedTerms::products(), 0);
   const at::Tensor first = weight.grad();
   loss_of(weight, 3).backward();
-  EXPECT_EQ(added, 1);
+  EXPECT_EQ(AddedTerms::products(), 1);
   EXPECT_TRUE(weight.grad().is_same(first));
   EXPECT_TRUE(first.allclose(term(weight, 2) + term(weight, 3), 1e-5, 1e-5));
 }
@@ -69,9 +49,10 @@ TEST(AddedGradient, IsTheSum) {
 TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
   const at::Tensor weight = leaf();
   (loss_of(weight, 2) + loss_of(weight, 3)).backward();
-  const AddedProducts products;
+  AddedTerms::reset();
+  const AddedTerms counted;
   (loss_of(weight, 4) + loss_of(weight, 5) + weight.square().sum()).backward();
-  EXPECT_EQ(added, 2);
+  EXPECT_EQ(AddedTerms::products(), 2);
   const at::Tensor sum = term(weight, 2) + term(weight, 3) + term(weight, 4) + term(weight, 5);
   EXPECT_TRUE(weight.grad().allclose(sum + 2 * weight.detach(), 1e-5, 1e-5));
 }

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <string_view>
+
+namespace tessera::testing {
+
+/// Counts, while it lives, how terms are added to plain matrices on this thread and in its
+/// backwards. The counts are those of all threads that count at the time.
+class AddedTerms {
+ public:
+  AddedTerms()
+      : handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(nullptr, &count).needsOutputs(true))) {}
+  ~AddedTerms() { at::removeCallback(handle_); }
+  AddedTerms(const AddedTerms&) = delete;
+  AddedTerms& operator=(const AddedTerms&) = delete;
+
+  static void reset() { products() = additions() = 0; }
+  /// Products that were added as they were computed.
+  static std::atomic<int>& products() {
+    static std::atomic<int> number = 0;
+    return number;
+  }
+  /// Additions in place of a term that was there.
+  static std::atomic<int>& additions() {
+    static std::atomic<int> number = 0;
+    return number;
+  }
+
+ private:
+  static void count(const at::RecordFunction& call, at::ObserverContext*) {
+    const std::string_view name = call.name();
+    if (name == "aten::addmm_") {
+      ++products();
+    } else if (name == "aten::add_" && call.outputs()[0].toTensor().dim() == 2) {
+      ++additions();
+    }
+  }
+
+  at::CallbackHandle handle_;
+};
+
+}  // namespace tessera::testing
