@@ -11,17 +11,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "parameter_group/flat_buffer_layout.h"
 #include "tessera/core/error.h"
 
 namespace tessera::fsdp {
 namespace {
 
-/// Enough for the elements of any type.
-constexpr std::int64_t kPieceAlignment = 16;
-
 /// view(dtype) of a byte tensor needs an offset that the element's size divides.
 std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+  return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
 }
 
 std::int64_t bytes_of(const at::Tensor& tensor) {

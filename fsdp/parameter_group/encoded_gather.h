@@ -14,7 +14,7 @@ namespace tessera::fsdp {
 
 /// What a group sends if one of its parameters has an extension: the bytes of the tensors that
 /// extensions made of the shards, and of the other shards themselves, one after another, each at a
-/// multiple of 16.
+/// multiple of kTensorAlignment.
 class EncodedGather {
  public:
   /// Empty if no parameter has an extension. Values are sent as `dtype`.

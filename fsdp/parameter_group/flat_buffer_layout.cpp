@@ -83,9 +83,7 @@ c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
 }  // namespace
 
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype) {
-  constexpr std::int64_t kAlignment = 16;
-  const std::int64_t unit =
-      std::max<std::int64_t>(1, kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype)));
+  const std::int64_t unit = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<Segment> segments;
   for (const ShardShape& shape : shapes) {
     // Padded, so that the offsets are the same on every rank and one collective fits all.

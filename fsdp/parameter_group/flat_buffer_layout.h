@@ -15,6 +15,10 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
+/// Tensors in one buffer begin at multiples of this many bytes: collectives and kernels move as
+/// many at once, or a part of them.
+inline constexpr std::int64_t kTensorAlignment = 64;
+
 /// The place of a parameter's shard in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
@@ -22,9 +26,8 @@ struct Segment {
   std::int64_t gap = 0;     ///< elements between its end and the next segment, or the buffer's end
 };
 
-/// The places of shards of these shapes, one after another. Each begins at a multiple of 16 bytes
-/// in a buffer of `dtype`, and so does each rank's part of a gathered buffer: NCCL moves 16 bytes
-/// at a time from and to such addresses only.
+/// The places of shards of these shapes, one after another. Each begins at a multiple of
+/// kTensorAlignment in a buffer of `dtype`, and so does each rank's part of a gathered buffer.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// Elements of a flat buffer that holds these segments one after another.

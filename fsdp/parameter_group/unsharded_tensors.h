@@ -16,9 +16,6 @@
 
 namespace tessera::fsdp {
 
-/// Tensors in one buffer begin at multiples of this many bytes, as kernels like it.
-inline constexpr std::int64_t kTensorAlignment = 64;
-
 /// The unsharded tensors of a group, in one storage that is allocated and freed repeatedly.
 class UnshardedTensors {
  public:

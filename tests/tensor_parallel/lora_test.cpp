@@ -130,8 +130,8 @@ TEST(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding) {
     (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
     const comm::TrafficTable traffic = rank.world()->traffic().since(before);
     // A and B of gate_up, then of down, in rows for 2 ranks: 2 of 6, 10 of 3; 2 of 10, 3 of 3. Each
-    // shard has a multiple of 16 bytes, four numbers.
-    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (12 + 32 + 20 + 12));
+    // shard has a multiple of 64 bytes, 16 numbers.
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (16 + 32 + 32 + 16));
     EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                  "before parallelize_module");
   });

@@ -28,6 +28,16 @@ def shard(shapes, dp):
     return sum(pieces(rows, dp) * (rest[0] if rest else 1) for rows, *rest in shapes)
 
 
+def packed(shapes, dp):
+    """The same in a flat buffer: each parameter begins at a multiple of 64 bytes."""
+    return sum(pieces(shard([shape], dp), 64 // FP32) * 64 // FP32 for shape in shapes)
+
+
+def reduced(shapes, dp):
+    """Elements of a rank's part of a unit's reduce-scatter: in place where all rows divide."""
+    return (packed if any(rows % dp for rows, *_ in shapes) else shard)(shapes, dp)
+
+
 class Communication(programs.InFolder):
     def step_traffic(self, config, dp, tp, replicas=1, flags=()):
         path = programs.write_config(self.folder, config)
@@ -42,22 +52,24 @@ class Communication(programs.InFolder):
         flags = ["--zero", zero, "--accumulate", accumulate, "--ac", ac, *more]
         comm = self.step_traffic(config, dp, tp, replicas, flags)
         layers = config["num_hidden_layers"]
-        block, root = (shard(shapes, dp) for shapes in unit_shapes(config, tp))
+        shapes = unit_shapes(config, tp)
+        block, root = (shard(each, dp) for each in shapes)
         # Blocks that are gathered twice: all but the last.
         twice = layers - 1 if zero == 3 else 0
         # ZeRO-2 gathers and reduces once a step, ZeRO-3 once a micro-batch.
         rounds = accumulate if zero == 3 else 1
         # The blocks, the embedding, and the final norm with the head.
         calls, elements = layers + 2, layers * block + root
+        reductions, flat = (layers * size(shapes[0], dp) + size(shapes[1], dp) for size in (reduced, packed))
         if dp > 1:
             self.assertEqual(comm["dp"]["all_gather"],
                              {"calls": rounds * (calls + twice),
                               "bytes": rounds * FP32 * (elements + twice * block)})
             self.assertEqual(comm["dp"]["reduce_scatter"],
-                             {"calls": rounds * calls, "bytes": rounds * FP32 * dp * elements})
+                             {"calls": rounds * calls, "bytes": rounds * FP32 * dp * reductions})
         if replicas > 1:
             self.assertEqual(comm["dp_replicate"], {"all_reduce": {
-                "calls": rounds * calls, "bytes": rounds * FP32 * elements}})
+                "calls": rounds * calls, "bytes": rounds * FP32 * flat}})
         if tp > 1:
             self.check_tensor_parallel(comm["tp"], layers, accumulate, ac == "full",
                                        "--no-sp-regather" in more)

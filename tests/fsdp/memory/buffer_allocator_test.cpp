@@ -115,7 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Allocator, ServesOneUnitAfterTheOther) {
-  RunSharded(3, [](Rank& rank, ShardedModel& model) {
+  RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    ShardedModel model(mesh, {}, {32, 64, 4});
     Memory memory;
     set_custom_all_gather(model, {}, memory.allocator());
     const c10::AutoGradMode no_grad(false);

@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(GroupMemory, ServesOneUnitAfterTheOther) {
   RunRanks(4, [](Rank& rank) {
     AllocatingWorld groups(rank);
-    testing::ShardedModel model(init_device_mesh(groups.world, {4}, {"dp"}));
+    testing::ShardedModel model(init_device_mesh(groups.world, {4}, {"dp"}), {}, {32, 64, 4});
     set_allocate_memory_from_process_group_for_comm(model, true);
     const c10::AutoGradMode no_grad(false);
     local_loss(model, rank);

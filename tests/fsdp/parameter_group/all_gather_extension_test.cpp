@@ -39,7 +39,7 @@ at::Tensor rounded(const at::Tensor& tensor, std::int64_t ranks, std::int64_t di
 }
 
 std::int64_t aligned_bytes(std::int64_t bytes) {
-  return (bytes + 15) / 16 * 16;
+  return (bytes + 63) / 64 * 64;
 }
 
 struct Split {
@@ -89,7 +89,7 @@ TEST_P(EightBitGather, ComputesWithWhatCameAndReducesWhatIsExact) {
 TEST_P(EightBitGather, SendsAByteAnElementAndAScale) {
   const auto [rows, columns, dim] = GetParam();
   const std::int64_t chunk = ((dim == 0 ? rows : columns) + 3) / 4 * (dim == 0 ? columns : rows);
-  const std::int64_t bytes = aligned_bytes(chunk) + 16 + aligned_bytes(4 * ((rows + 3) / 4));
+  const std::int64_t bytes = aligned_bytes(chunk) + 64 + aligned_bytes(4 * ((rows + 3) / 4));
   RunRanks(4, [&, r = rows, c = columns](Rank& rank) {
     Filled<nn::Linear> linear(c, r);
     fully_shard(linear, rank.mesh({4}, {"dp"}), options());
@@ -154,8 +154,8 @@ TEST(AllGatherExtension, GathersAsMuchWhereRanksDoNotCompareTheirCalls) {
     const comm::TrafficTable before = rank.world()->traffic().table();
     const UnshardScope scope(linear);
     EXPECT_TRUE(linear.weight->equal(expected));
-    // 2 rows of 3 bytes, a scale and 2 numbers of the bias, each in 16.
-    EXPECT_EQ(traffic_of(rank.world()->traffic().since(before), "dp", "all_gather").bytes, 48);
+    // 2 rows of 3 bytes, a scale and 2 numbers of the bias, each in 64.
+    EXPECT_EQ(traffic_of(rank.world()->traffic().since(before), "dp", "all_gather").bytes, 192);
   });
 }
 

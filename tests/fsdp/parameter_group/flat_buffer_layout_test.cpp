@@ -21,10 +21,10 @@ TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
       layout_of({{{5, 3}, 0, 3}, {{2, 4}, 1, 3}, {{}, std::nullopt, 3}});
   ASSERT_EQ(layout.segments().size(), 3u);
   EXPECT_EQ(layout.segments()[0].offset, 0);
-  // 6, 4 and 1 elements, each from a multiple of 4 on: 16 bytes.
-  EXPECT_EQ(layout.segments()[1].offset, 8);
-  EXPECT_EQ(layout.segments()[2].offset, 8 + 4);
-  EXPECT_EQ(flat_numel(layout.segments()), 8 + 4 + 4);
+  // 6, 4 and 1 elements, each from a multiple of 16 on: 64 bytes.
+  EXPECT_EQ(layout.segments()[1].offset, 16);
+  EXPECT_EQ(layout.segments()[2].offset, 16 + 16);
+  EXPECT_EQ(flat_numel(layout.segments()), 16 + 16 + 16);
   EXPECT_EQ(layout.ranks(), 3);
   EXPECT_FALSE(layout.splits_rows());
   EXPECT_TRUE(layout_of({{{5, 3}, 0, 3}, {{2}, 0, 3}}).splits_rows());
@@ -33,14 +33,14 @@ TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
 TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
   const FlatBufferLayout layout =
       layout_of({{{12}, 0, 2}, {{12}, 0, 2}}, {.param_dtype = at::kBFloat16});
-  EXPECT_EQ(layout.segments()[1].offset, 8);
-  EXPECT_EQ(flat_numel(layout.segments()), 16);
+  EXPECT_EQ(layout.segments()[1].offset, 32);
+  EXPECT_EQ(flat_numel(layout.segments()), 64);
 }
 
 TEST(FlatBufferLayout, LeavesNoGapsBetweenShardsOfWholeUnits) {
-  const std::vector<Segment> segments = segments_of({{{32, 3}, 0, 2}, {{16}, 0, 2}}, at::kHalf);
-  EXPECT_EQ(segments[1].offset, 16 * 3);
-  EXPECT_EQ(flat_numel(segments), 16 * 3 + 8);
+  const std::vector<Segment> segments = segments_of({{{64, 3}, 0, 2}, {{64}, 0, 2}}, at::kHalf);
+  EXPECT_EQ(segments[1].offset, 32 * 3);
+  EXPECT_EQ(flat_numel(segments), 32 * 3 + 32);
 }
 
 TEST(FlatBufferLayout, ComputesAndReducesInTheTypesOfThePolicy) {

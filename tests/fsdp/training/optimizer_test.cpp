@@ -128,14 +128,14 @@ TEST(OptimizerMadeFirst, FollowsTensorParallelismAndFullyShard) {
   });
 }
 
-// Three units of even shards of multiples of 16 bytes: parameters, gradients and state are three
+// Three units of even shards of multiples of 64 bytes: parameters, gradients and state are three
 // runs of memory each.
 TEST(FullyShard, LaysOutWhatAnOptimizerUpdatesAsOnePerUnit) {
   RunRanks(2, [](Rank& rank) {
-    testing::Filled<SmallModel> model(8, 16, 8, 2);
+    testing::Filled<SmallModel> model(32, 64, 32, 2);
     optim::Sgd optimizer(model, {.momentum = 0.9});
     shard(model, rank.mesh({2}, {"dp"}));
-    testing::loss_of(model, testing::uniform_values({kRows, 8}, 1), 0, kRows).backward();
+    testing::loss_of(model, testing::uniform_values({kRows, 32}, 1), 0, kRows).backward();
     std::vector<at::Tensor> parameters, gradients, states;
     for (const optim::StateTensor& state : optimizer.state()) {
       parameters.push_back(local_tensor(state.slot->persistent()));

@@ -12,10 +12,10 @@
 
 namespace tessera::testing {
 
-/// Elements of a flat buffer of fp32 with shards of so many elements, each from a multiple of 16
+/// Elements of a flat buffer of fp32 with shards of so many elements, each from a multiple of 64
 /// bytes on.
 constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) {
-  constexpr std::int64_t kUnit = 4;
+  constexpr std::int64_t kUnit = 16;
   std::int64_t numel = 0;
   for (const std::int64_t shard : shards) {
     numel += (shard + kUnit - 1) / kUnit * kUnit;
