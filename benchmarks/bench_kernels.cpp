@@ -9,6 +9,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
@@ -104,6 +105,25 @@ void add_rms_norm(const Sizes& s) {
       [=] { return at::rms_norm(x, {weight.size(0)}, weight, 1e-5); });
 }
 
+/// Beside ATen's two operators, and beside our norm and an addition, forward and backward.
+void add_norm_of_sum(const Sizes& s) {
+  const at::Tensor x = s.rand({s.tokens, s.dim}), other = s.rand({s.tokens, s.dim}),
+                   weight = s.rand({s.dim}), rstd = kernels::rms_norm(x, weight, 1e-5).rstd;
+  const auto bytes = static_cast<std::int64_t>(4 * x.nbytes());
+  const auto row = [&](const std::string& name, const Call& call) {
+    add(fmt::format("{} {}x{}", name, s.tokens, s.dim), call, bytes, x.is_cuda());
+  };
+  row("add_rms_norm/tessera", [=] { return kernels::add_rms_norm(x, other, weight, 1e-5).out; });
+  row("add_rms_norm/norm of sum",
+      [=] { return kernels::rms_norm(at::add(x, other), weight, 1e-5).out; });
+  row("add_rms_norm/aten",
+      [=] { return at::rms_norm(at::add(x, other), {weight.size(0)}, weight, 1e-5); });
+  row("add_rms_norm backward/tessera",
+      [=] { return kernels::rms_norm_backward(x, x, weight, rstd, other).first; });
+  row("add_rms_norm backward/norm and sum",
+      [=] { return at::add(kernels::rms_norm_backward(x, x, weight, rstd).first, other); });
+}
+
 void add_rotary_embedding(const Sizes& s) {
   const std::int64_t positions = s.tokens / s.batch, heads = s.dim / s.head_dim;
   const at::Tensor x = s.rand({s.batch, positions, heads, s.head_dim}),
@@ -155,8 +175,8 @@ void add_fused_linear(const Sizes& s) {
 }
 
 void add_all(const Sizes& sizes) {
-  for (const auto add :
-       {add_rms_norm, add_rotary_embedding, add_silu_mul, add_embedding, add_fused_linear}) {
+  for (const auto add : {add_rms_norm, add_norm_of_sum, add_rotary_embedding, add_silu_mul,
+                         add_embedding, add_fused_linear}) {
     add(sizes);
   }
 }

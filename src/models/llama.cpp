@@ -90,8 +90,9 @@ class Llama::Block : public nn::Module<Llama::Block> {
         dropout_(dropout) {}
 
   at::Tensor forward(const at::Tensor& x, const Context& context) {
-    const at::Tensor h = x + drop(self_attn(input_layernorm(x), context));
-    return h + drop(mlp(post_attention_layernorm(h)));
+    const auto [normed, h] =
+        post_attention_layernorm(drop(self_attn(input_layernorm(x), context)), x);
+    return h + drop(mlp(normed));
   }
 
  private:

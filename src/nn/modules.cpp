@@ -81,6 +81,12 @@ at::Tensor RMSNorm::forward(const at::Tensor& x) {
   return nn::rms_norm(x, weight, eps_);
 }
 
+std::pair<at::Tensor, at::Tensor> RMSNorm::forward(const at::Tensor& x,
+                                                   const at::Tensor& residual) {
+  check_called();
+  return nn::add_rms_norm(x, residual, weight, eps_);
+}
+
 void RMSNorm::reset_parameters(const InitContext& init) {
   init.fill(weight, init::ones());
 }

@@ -136,6 +136,12 @@ INSTANTIATE_TEST_SUITE_P(
         Function{"rms_norm",
                  {{5, 3, 129}, {129}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
+        Function{"add_rms_norm",
+                 {{5, 3, 129}, {5, 3, 129}, {129}},
+                 [](const auto& x) {
+                   const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
+                   return normed + sum;
+                 }},
         Function{
             "silu_mul", {{7, 131}, {7, 131}}, [](const auto& x) { return silu_mul(x[0], x[1]); }},
         Function{"rotary_embedding",

@@ -83,6 +83,45 @@ TEST_P(Fused, RmsNormWithoutWeightScalesOnly) {
   EXPECT_FALSE(weight_grad.defined());
 }
 
+/// The same bits; ATen's formulas in fp64 depend on where elements lie.
+void expect_same(const at::Tensor& a, const at::Tensor& b) {
+  EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
+}
+
+TEST_P(Fused, RmsNormOfASumHasTheBitsOfTwoOperations) {
+  for (const auto& sizes :
+       {std::vector<std::int64_t>{5, 48}, {3, 2, 37}, {300, 16}, {1, 7}, {0, 8}}) {
+    const at::Tensor x = random(sizes, type()), residual = random(sizes, type()),
+                     grad = random(sizes, type()), sum_grad = random(sizes, type());
+    const at::Tensor sum = x + residual;
+    for (const at::Tensor& weight : {random({sizes.back()}, type()), at::Tensor()}) {
+      const RmsNormResult expected = rms_norm(sum, weight, 1e-5);
+      const AddRmsNormResult found = add_rms_norm(x, residual, weight, 1e-5);
+      expect_same(found.sum, sum);
+      expect_same(found.out, expected.out);
+      expect_same(found.rstd, expected.rstd);
+      const auto [alone, weight_alone] = rms_norm_backward(grad, sum, weight, found.rstd);
+      const auto [both, weight_grad] = rms_norm_backward(grad, sum, weight, found.rstd, sum_grad);
+      expect_same(both, alone + sum_grad);
+      EXPECT_EQ(weight_grad.defined(), weight.defined());
+      if (weight.defined()) {
+        expect_same(weight_grad, weight_alone);
+      }
+    }
+  }
+}
+
+TEST_P(Fused, RmsNormOfASumTakesAnyMemory) {
+  const at::Tensor x = random({37, 24}, type()).t();
+  const at::Tensor residual = random({24 * 37 + 1}, type()).narrow(0, 1, 24 * 37).view({24, 37});
+  const at::Tensor weight = random({37});
+  const AddRmsNormResult found = add_rms_norm(x, residual, weight, 1e-5);
+  expect_same(found.sum, x + residual);
+  expect_same(found.out, rms_norm((x + residual).contiguous(), weight, 1e-5).out);
+  const auto dense = rms_norm_backward(x.contiguous(), found.sum, weight, found.rstd, residual);
+  expect_same(rms_norm_backward(x, found.sum, weight, found.rstd, residual).first, dense.first);
+}
+
 TEST_P(Fused, SiluMulAgreesWithAutograd) {
   for (const std::int64_t n : {0, 1, 15, 16, 50'000}) {
     const at::Tensor gate = random({n}, type()) * 4;
@@ -97,11 +136,6 @@ TEST_P(Fused, SiluMulAgreesWithAutograd) {
     expect_close(gate_grad, g0.grad(), tolerance(type()));
     expect_close(up_grad, u0.grad(), tolerance(type()));
   }
-}
-
-/// The same bits; ATen's formulas in fp64 depend on where elements lie.
-void expect_same(const at::Tensor& a, const at::Tensor& b) {
-  EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }
 
 TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
@@ -247,11 +281,14 @@ TEST(RowKernels, AgreeBetweenInstructionSets) {
   baseline::kTable.fp32.silu_mul(gate.const_data_ptr<float>(), up.const_data_ptr<float>(),
                                  b.data_ptr<float>(), 1003);
   EXPECT_TRUE(a.equal(b));
-  const at::Tensor rstd = at::empty({17});
-  best.fp32.rms_norm(gate.const_data_ptr<float>(), nullptr, a.data_ptr<float>(),
-                     rstd.data_ptr<float>(), 17, 59, 1e-5F);
-  baseline::kTable.fp32.rms_norm(gate.const_data_ptr<float>(), nullptr, b.data_ptr<float>(),
-                                 rstd.data_ptr<float>(), 17, 59, 1e-5F);
+  const at::Tensor rstd = at::empty({17}), sums = at::empty({1003});
+  const auto norm = [&](const RowKernelTable& table, const at::Tensor& out) {
+    table.fp32.rms_norm(gate.const_data_ptr<float>(), up.const_data_ptr<float>(), nullptr,
+                        sums.data_ptr<float>(), out.data_ptr<float>(), rstd.data_ptr<float>(), 17,
+                        59, 1e-5F);
+  };
+  norm(best, a);
+  norm(baseline::kTable, b);
   EXPECT_TRUE(a.equal(b));
 }
 

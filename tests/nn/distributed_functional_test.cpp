@@ -78,6 +78,31 @@ TEST(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes) {
   });
 }
 
+/// As of a model whose first block has a plain input.
+TEST(DistributedRmsNorm, AddsAPlainResidualThatEveryRankHas) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    const at::Tensor x0 = normal_values({6, 4}, 1).requires_grad_(),
+                     residual0 = normal_values({6, 4}, 2).requires_grad_(),
+                     w0 = normal_values({4}, 3).requires_grad_();
+    const auto loss = [](const at::Tensor& x, const at::Tensor& residual, const at::Tensor& w) {
+      const auto [normed, sum] = add_rms_norm(x, residual, w, 1e-5);
+      return (normed * sum).sum();
+    };
+    loss(x0, residual0, w0).backward();
+    const ReplicationScope same_on_every_rank;
+    for (const Placement& placement : {Placement{Shard{0}}, Placement{Replicate{}}}) {
+      const at::Tensor x = leaf(spread(x0.detach(), mesh, {placement}));
+      const at::Tensor w = leaf(spread(w0.detach(), mesh, {Replicate{}}));
+      const at::Tensor residual = residual0.detach().clone().requires_grad_();
+      loss(x, residual, w).backward();
+      EXPECT_TRUE(full_tensor(x.grad()).allclose(x0.grad(), 1e-4, 1e-5));
+      EXPECT_FALSE(tessera::is_distributed(residual.grad()));
+      EXPECT_TRUE(residual.grad().allclose(residual0.grad(), 1e-4, 1e-5));
+      EXPECT_TRUE(full_tensor(w.grad()).allclose(w0.grad(), 1e-4, 1e-5));
+    }
+  });
+}
+
 TEST(DistributedSiluMul, WorksOnAnySharding) {
   for (const Placement& placement :
        {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {

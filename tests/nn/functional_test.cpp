@@ -51,6 +51,39 @@ TEST(RmsNorm, NeedsNoWeight) {
       [](const auto& v) { return at::rms_norm(v[0], {9}, {}, 1e-6); }, 1e-5, 1e-6);
 }
 
+/// Both results are used, or one of them.
+TEST(RmsNorm, OfASumAgreesWithComposition) {
+  for (const auto& [type, rtol, atol] : kPrecisions) {
+    for (const auto& [of_norm, of_sum] :
+         {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {
+      const auto weigh = [norm_factor = of_norm, sum_factor = of_sum](const at::Tensor& normed,
+                                                                      const at::Tensor& sum) {
+        return norm_factor == 0 ? sum : sum_factor == 0 ? normed : normed + sum_factor * sum;
+      };
+      expect_same(
+          {at::randn({3, 5, 24}, type), at::randn({3, 5, 24}, type), at::randn({24}, type)},
+          [&](const auto& v) {
+            const auto [normed, sum] = add_rms_norm(v[0], v[1], v[2], 1e-5);
+            return weigh(normed, sum) + 0 * v[2];
+          },
+          [&](const auto& v) {
+            const at::Tensor sum = v[0] + v[1];
+            return weigh(at::rms_norm(sum, {24}, v[2], 1e-5), sum) + 0 * v[2];
+          },
+          rtol, atol);
+    }
+  }
+}
+
+TEST(RmsNorm, OfASumTakesWhatAnAdditionTakes) {
+  const at::Tensor x = at::randn({2, 3, 8}), weight = at::randn({8});
+  for (const at::Tensor& residual : {at::randn({2, 3, 8}, at::kBFloat16), at::randn({8})}) {
+    const auto [normed, sum] = add_rms_norm(x, residual, weight, 1e-5);
+    EXPECT_TRUE(sum.equal(x + residual));
+    EXPECT_TRUE(normed.equal(rms_norm(x + residual, weight, 1e-5)));
+  }
+}
+
 TEST(RmsNorm, RefusesAWeightOfAnotherSize) {
   EXPECT_ERROR(rms_norm(at::ones({2, 3}), at::ones({4}), 1e-5),
                "sizes [2, 3] was asked for with a weight of sizes [4]");

@@ -150,6 +150,24 @@ Tensors values_for_norm(at::ScalarType type = at::kFloat) {
           normal_values({4, 6}, 3).to(type), normal_values({4, 6}, 4).to(type)};
 }
 
+/// A norm of a sum, which is used besides.
+at::Tensor with_norm_of_sum(const Tensors& v) {
+  const auto [y, sum] = add_rms_norm(v[0], v[4], v[1], kEps);
+  return linear_product(y, v[2], {}).mul(linear_product(sum, v[3], {}));
+}
+
+/// The same by an addition, a norm of its result, and libtorch's products.
+at::Tensor with_kept_norm_of_sum(const Tensors& v) {
+  const at::Tensor sum = v[0] + v[4];
+  return libtorchs(rms_norm(sum, v[1], kEps), v[2]).mul(libtorchs(sum, v[3]));
+}
+
+Tensors values_for_norm_of_sum(at::ScalarType type = at::kFloat) {
+  Tensors values = values_for_norm(type);
+  values.push_back(normal_values({11, 6}, 5).to(type));
+  return values;
+}
+
 at::Tensor with_silu(const Tensors& v) {
   return linear_product(silu_mul(v[0], v[1]), v[2], {});
 }
@@ -157,6 +175,7 @@ at::Tensor with_silu(const Tensors& v) {
 TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     expect_equal_bits(with_norm, with_kept_norm, values_for_norm(type));
+    expect_equal_bits(with_norm_of_sum, with_kept_norm_of_sum, values_for_norm_of_sum(type));
     expect_equal_bits(with_silu,
                       [](const Tensors& v) { return libtorchs(silu_mul(v[0], v[1]), v[2]); },
                       {normal_values({11, 6}, 1).to(type), normal_values({11, 6}, 2).to(type),
@@ -179,6 +198,10 @@ TEST(RecomputedInput, IsNotKept) {
                      normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
   // Instead of the result, a copy of the weight.
   EXPECT_EQ(kept_bytes(with_kept_norm, norm) - kept_bytes(with_norm, norm),
+            4 * (kRows * kSize - kSize));
+  Tensors sum = norm;
+  sum.push_back(normal_values({kRows, kSize}, 5));
+  EXPECT_EQ(kept_bytes(with_kept_norm_of_sum, sum) - kept_bytes(with_norm_of_sum, sum),
             4 * (kRows * kSize - kSize));
   const Tensors silu{normal_values({kRows, kSize}, 1), normal_values({kRows, kSize}, 2),
                      normal_values({2, kSize}, 3)};
@@ -280,6 +303,19 @@ TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
   expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
 }
 
+TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptNormOfASum) {
+  const auto second = [](const Function& function) {
+    return [function](const Tensors& v) {
+      return torch::autograd::grad({function(v).square().sum()}, {v[2]}, {}, /*retain_graph=*/true,
+                                   /*create_graph=*/true)[0]
+          .square();
+    };
+  };
+  const Tensors values = values_for_norm_of_sum(at::kDouble);
+  expect_close(results_of(second(with_norm_of_sum), values),
+               results_of(second(with_kept_norm_of_sum), values));
+}
+
 TEST(RecomputedInput, IsLeftToACheckpoint) {
   const testing::Counted counted;
   expect_equal_bits(
@@ -292,6 +328,17 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
       },
       with_kept_norm, values_for_norm());
   // Of the norm three, of the products two each, of mul() two.
+  EXPECT_EQ(counted->packed, 9);
+}
+
+TEST(RecomputedInput, OfASumIsLeftToACheckpoint) {
+  const testing::Counted counted;
+  expect_equal_bits(
+      [&](const Tensors& v) {
+        return checkpoint(
+            counted.options, [](const Tensors& inputs) { return with_norm_of_sum(inputs); }, v);
+      },
+      with_kept_norm_of_sum, values_for_norm_of_sum());
   EXPECT_EQ(counted->packed, 9);
 }
 

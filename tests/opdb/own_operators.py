@@ -41,6 +41,10 @@ def cases(ops):
         (lambda x, weight: ops.rms_norm(x, weight, 1e-5)[0],
          lambda x, weight: torch.nn.functional.rms_norm(x, [6], weight, 1e-5),
          (rows, torch.randn(6)), ("S(0)", "R"), 2),
+        (lambda x, residual, weight: torch.cat(ops.add_rms_norm(x, residual, weight, 1e-5)[:2], 1),
+         lambda x, residual, weight: torch.cat(
+             [torch.nn.functional.rms_norm(x + residual, [6], weight, 1e-5), x + residual], 1),
+         (rows, rows.flip(0), torch.randn(6)), ("S(0)", "S(0)", "R"), 3),
         (lambda q, k: ops.attention(q, k, k, causal=True),
          lambda q, k: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
          (heads.transpose(1, 2), heads[:, :, :2].transpose(1, 2)), ("S(1)", "S(1)"), 2),

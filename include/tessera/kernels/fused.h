@@ -30,6 +30,25 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd);
 
+/// What add_rms_norm gives.
+struct AddRmsNormResult {
+  at::Tensor out;   ///< like x: the norm of `sum`
+  at::Tensor sum;   ///< like x: x + residual, rounded
+  at::Tensor rstd;  ///< as RmsNormResult::rstd, of the rows of `sum`
+};
+/// rms_norm of x + residual, with the bits of the sum and its norm as two operations. residual: of
+/// the sizes and type of x.
+AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                              const at::Tensor& weight, double eps);
+/// The same gradients where x, the sum of an add_rms_norm, has the gradient `sum_grad` as well,
+/// which is added to that of x: with the bits of the addition as another operation, so in bf16 and
+/// fp16 it is the rounded gradient of the norm that it is added to. That is the gradient of the
+/// call's x and of its residual alike. sum_grad: like x, or undefined.
+std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight,
+                                                    const at::Tensor& rstd,
+                                                    const at::Tensor& sum_grad);
+
 /// silu(gate) * up, of tensors of one shape (SwiGLU, Shazeer 2020).
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// Gradients of gate and up.

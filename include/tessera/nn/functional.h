@@ -22,6 +22,12 @@ namespace tessera::nn {
 /// x.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+/// rms_norm(x + residual), and x + residual: the same bits as those two operations, and gradients
+/// in one pass. On layouts as above; Partial inputs are reduced. Sizes that must be expanded and
+/// types that differ are taken as the addition takes them.
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                               const at::Tensor& weight, double eps);
+
 /// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). Same shape and type; any dimension may
 /// be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "tessera/export.h"
 #include "tessera/nn/module.h"
@@ -19,6 +20,8 @@ class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);
   at::Tensor forward(const at::Tensor& x);
+  /// The norm of x + residual, and that sum, which a block adds to later (nn::add_rms_norm).
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
   void reset_parameters(const InitContext& init) override;
 
   double eps() const { return eps_; }

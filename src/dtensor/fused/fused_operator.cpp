@@ -73,7 +73,7 @@ bool RecomputableNode::is_laid_out_as(const at::Tensor& result, const at::Tensor
 
 bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  return !moves_ && writes_of(tensor) == writes_ && prepare();
+  return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
 at::Tensor RecomputableNode::recompute() {

@@ -81,6 +81,8 @@ class FusedNode : public Node {
   void save(const Tensors&... tensors) {
     (saved_.emplace_back(tensors, /*is_output=*/false), ...);
   }
+  /// A result that was recorded, after what was saved before.
+  void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
   /// `result`, as one whose gradient the node takes, after those recorded before.
   void record(const at::Tensor& result);
 
@@ -97,7 +99,7 @@ class FusedNode : public Node {
   virtual variable_list differentiate(const at::Tensor& gradient) {
     return differentiate_all({gradient});
   }
-  at::Tensor saved(std::size_t i) const { return saved_[i].unpack(); }
+  at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
   /// Whether the first result is.
   bool is_distributed() const { return results_.front() != nullptr; }
 
@@ -110,19 +112,19 @@ class FusedNode : public Node {
   c10::SmallVector<TensorSpecPtr, 1> results_;  ///< nullptr: it is plain
 };
 
-/// The gradient of an operator whose result is computed again for less than it takes to keep: see
-/// KeptTensor. What the node keeps is enough for it.
+/// The gradient of an operator whose first result is computed again for less than it takes to keep:
+/// see KeptTensor. What the node keeps is enough for it.
 class RecomputableNode : public FusedNode {
  public:
-  /// `tensor` has this node, and so is its result or was, before it was written to.
+  /// `tensor` has this node, and so is a result or was, before it was written to.
   bool can_recompute(const at::Tensor& tensor);
   /// The result. Nodes that need it run before this one: computed for the first of them, and held
   /// until this one runs or the backward ends.
   at::Tensor recompute();
   variable_list apply(variable_list&& gradients) final;
 
-  /// As FusedNode::record; `inputs`: of the call, all that have to be laid out as the result for
-  /// nothing to move in the call.
+  /// As FusedNode::record, of the first result; `inputs`: what compute() takes, all that have to be
+  /// laid out as the result for nothing to move.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);
@@ -136,7 +138,7 @@ class RecomputableNode : public FusedNode {
   /// Takes what compute() needs beside what the node keeps; false: it is not to be had.
   virtual bool prepare() { return true; }
   /// In a recorded backward (create_graph) by operators that autograd records.
-  virtual at::Tensor compute() const = 0;
+  virtual at::Tensor compute() = 0;
 
  private:
   struct Recomputed {

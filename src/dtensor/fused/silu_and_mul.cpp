@@ -64,7 +64,7 @@ struct SiluAndMulNode final : RecomputableNode {
   SiluAndMulNode() : RecomputableNode("silu_mul", "SiluAndMulBackward") {}
 
  private:
-  at::Tensor compute() const override {
+  at::Tensor compute() override {
     return c10::GradMode::is_enabled() ? silu_mul(saved(0))
                                        : SiluAndMul::call_below_autograd(saved(0));
   }

@@ -49,7 +49,7 @@ struct SiluMulNode final : RecomputableNode {
   SiluMulNode() : RecomputableNode("silu_mul", "SiluMulBackward") {}
 
  private:
-  at::Tensor compute() const override {
+  at::Tensor compute() override {
     return c10::GradMode::is_enabled() ? silu_mul(saved(0), saved(1))
                                        : SiluMul::call_below_autograd(saved(0), saved(1));
   }

@@ -124,13 +124,15 @@ bool rows_are_aligned(const RmsNorm& call, const void* data, Element type) {
 }
 
 bool inputs_are_aligned(const RmsNorm& call, Element type) {
-  return rows_are_aligned(call, call.x, type) && is_aligned(call.weight, 1, 0, type);
+  return rows_are_aligned(call, call.x, type) && rows_are_aligned(call, call.residual, type) &&
+         is_aligned(call.weight, 1, 0, type);
 }
 
 }  // namespace
 
 void launch(const RmsNorm& call, Element type, cudaStream_t stream) {
-  const bool aligned = inputs_are_aligned(call, type) && rows_are_aligned(call, call.out, type);
+  const bool aligned = inputs_are_aligned(call, type) && rows_are_aligned(call, call.sum, type) &&
+                       rows_are_aligned(call, call.out, type);
   with_kernel(call, type, aligned, [&]<class T, class W, int N, int kWidth>() {
     const std::int64_t blocks = divide_up(call.rows, Team<kWidth>::kOfBlock);
     const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30));
@@ -141,6 +143,7 @@ void launch(const RmsNorm& call, Element type, cudaStream_t stream) {
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
   const RmsNorm& in = call.forward;
   const bool aligned = inputs_are_aligned(in, type) && rows_are_aligned(in, call.grad, type) &&
+                       rows_are_aligned(in, call.sum_grad, type) &&
                        rows_are_aligned(in, call.x_grad, type);
   const auto blocks = static_cast<unsigned>(rms_norm_blocks(in.rows, in.size));
   with_kernel(in, type, aligned, [&]<class T, class W, int N, int kWidth>() {

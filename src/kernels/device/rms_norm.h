@@ -1,4 +1,5 @@
-// RMSNorm of rows, and its gradients. A team of threads takes a row; in the tests it is one thread.
+// RMSNorm of rows or of the sum of two, and its gradients. A team of threads takes a row; in the
+// tests it is one thread.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +11,22 @@ namespace tessera::kernels {
 /// Dense rows of `size` elements.
 struct RmsNorm {
   const void* x = nullptr;
-  const void* weight = nullptr;  ///< (size), or null for ones
-  bool weight_is_float = false;  ///< fp32; otherwise of the type of x
+  const void* residual = nullptr;  ///< what is added to x before; null: nothing
+  const void* weight = nullptr;    ///< (size), or null for ones
+  bool weight_is_float = false;    ///< fp32; otherwise of the type of x
   std::int64_t rows = 0;
   std::int64_t size = 0;
   float eps = 0;
+  void* sum = nullptr;  ///< x + residual, rounded: what is normed; without a residual unused
   void* out = nullptr;
   float* rstd = nullptr;  ///< (rows); backward reads it
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< without a result
+  RmsNorm forward;  ///< without a result, and x as it was normed
   const void* grad = nullptr;
+  /// What is added to the gradient of x, after that is rounded; null: nothing.
+  const void* sum_grad = nullptr;
   void* x_grad = nullptr;
   void* weight_grad = nullptr;  ///< (size), of the weight's type; null where it is not wanted
   float* terms = nullptr;       ///< (rms_norm_blocks, size): terms of the weight's gradient
@@ -44,28 +49,55 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
 /// Multiplies squares that would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
 
-/// The sum over elements times `factor`, by the threads of a team.
-template <class T, int N, class Team>
-TESSERA_HOST_DEVICE float sum_of_squares(const T* x, std::int64_t size, float factor, Team& team) {
-  float sum = 0;
-  for (std::int64_t i = team.first() * N; i < size; i += team.width() * N) {
-    const Floats<N> v = load<N>(x + i, size - i);
-    for (int k = 0; k < N; ++k) {
-      sum = std::fma(v.at[k] * factor, v.at[k] * factor, sum);
-    }
+/// The rounded sum of values that were loaded and those of another row in their places.
+template <class T, int N>
+TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_t n) {
+  const Floats<N> added = load<N>(other, n);
+  for (int k = 0; k < N; ++k) {
+    values.at[k] += added.at[k];
   }
-  return team.sum(sum);
+  return rounded<T>(values);
 }
 
-/// 1 / sqrt(mean(x^2) + eps). Only rows of huge elements are read once more.
+/// The sum over elements times `factor`, by the threads of a team. With a residual they are those
+/// of x + residual, which it writes to `sum`.
 template <class T, int N, class Team>
-TESSERA_HOST_DEVICE float rstd_of_row(const T* x, const RmsNorm& p, Team& team) {
+TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
+                                         float factor, Team& team) {
+  float squares = 0;
+  for (std::int64_t i = team.first() * N; i < size; i += team.width() * N) {
+    Floats<N> v = load<N>(x + i, size - i);
+    if (residual != nullptr) {
+      v = plus<T, N>(v, residual + i, size - i);
+      store(sum + i, v, size - i);
+    }
+    for (int k = 0; k < N; ++k) {
+      squares = std::fma(v.at[k] * factor, v.at[k] * factor, squares);
+    }
+  }
+  return team.sum(squares);
+}
+
+/// Where element `at` of `rows` is; null where there are none.
+template <class T, class Void>
+TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
+  return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
+}
+
+/// 1 / sqrt(mean(v^2) + eps) of the row v from element `at`: that of x or, where a residual is
+/// added, of `sum`, which it writes. Only rows of huge elements are read once more.
+template <class T, int N, class Team>
+TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& team) {
+  const T* x = element<const T>(p.x, at);
+  const T* residual = element<const T>(p.residual, at);
+  T* sum = element<T>(p.sum, at);
   const auto size = static_cast<float>(p.size);
-  const float squares = sum_of_squares<T, N>(x, p.size, 1.0F, team);
+  const float squares = sum_of_squares<T, N>(x, residual, sum, p.size, 1.0F, team);
   if (squares <= std::numeric_limits<float>::max() || squares != squares) {
     return 1.0F / std::sqrt(squares / size + p.eps);
   }
-  const float shrunk = sum_of_squares<T, N>(x, p.size, kShrink, team);
+  const T* v = residual != nullptr ? sum : x;
+  const float shrunk = sum_of_squares<T, N>(v, nullptr, nullptr, p.size, kShrink, team);
   return kShrink / std::sqrt(shrunk / size);
 }
 
@@ -85,13 +117,14 @@ TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i) {
 /// A row, by one team. T: the elements; W: those of the weight.
 template <class T, class W, int N, class Team>
 TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& team) {
-  const T* x = static_cast<const T*>(p.x) + row * p.size;
-  T* out = static_cast<T*>(p.out) + row * p.size;
-  const float rstd = rstd_of_row<T, N>(x, p, team);
+  const std::int64_t at = row * p.size;
+  const T* x = static_cast<const T*>(p.residual != nullptr ? p.sum : p.x) + at;
+  T* out = static_cast<T*>(p.out) + at;
+  const float rstd = rstd_of_row<T, N>(p, at, team);
   if (team.first() == 0) {
     p.rstd[row] = rstd;
   }
-  // The row is read again: it is in the nearest cache.
+  // The row is read again, each element by the thread that has seen it: it is in the nearest cache.
   for (std::int64_t i = team.first() * N; i < p.size; i += team.width() * N) {
     Floats<N> v = load<N>(x + i, p.size - i);
     const Floats<N> w = weight_at<W, N>(p, i);
@@ -109,14 +142,16 @@ template <class T, class W, int N, class Team>
 TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::int64_t row,
                                                float* sums, Team& team) {
   const RmsNorm& in = p.forward;
-  const T* x = static_cast<const T*>(in.x) + row * in.size;
-  const T* grad = static_cast<const T*>(p.grad) + row * in.size;
-  T* x_grad = static_cast<T*>(p.x_grad) + row * in.size;
+  const std::int64_t at = row * in.size;
+  // By offsets and not by a pointer for each row, which would be registers too many.
+  const auto elements = [&](const void* rows, std::int64_t i) {
+    return load<N>(static_cast<const T*>(rows) + (at + i), in.size - i);
+  };
   const float rstd = in.rstd[row];
   float dot = 0;
   for (std::int64_t i = team.first() * N; i < in.size; i += team.width() * N) {
-    const Floats<N> v = load<N>(x + i, in.size - i);
-    const Floats<N> d = load<N>(grad + i, in.size - i);
+    const Floats<N> v = elements(in.x, i);
+    const Floats<N> d = elements(p.grad, i);
     const Floats<N> w = weight_at<W, N>(in, i);
     Floats<N> terms = sums != nullptr ? load<N>(sums + i, in.size - i) : Floats<N>{};
     for (int k = 0; k < N; ++k) {
@@ -130,13 +165,16 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
   }
   const float mean = team.sum(dot) / static_cast<float>(in.size);
   for (std::int64_t i = team.first() * N; i < in.size; i += team.width() * N) {
-    const Floats<N> v = load<N>(x + i, in.size - i);
-    Floats<N> d = load<N>(grad + i, in.size - i);
+    const Floats<N> v = elements(in.x, i);
+    Floats<N> d = elements(p.grad, i);
     const Floats<N> w = weight_at<W, N>(in, i);
     for (int k = 0; k < N; ++k) {
       d.at[k] = std::fma(-(v.at[k] * rstd), mean, d.at[k] * w.at[k]) * rstd;
     }
-    store(x_grad + i, d, in.size - i);
+    if (p.sum_grad != nullptr) {
+      d = plus<T, N>(rounded<T>(d), static_cast<const T*>(p.sum_grad) + (at + i), in.size - i);
+    }
+    store(static_cast<T*>(p.x_grad) + (at + i), d, in.size - i);
   }
 }
 

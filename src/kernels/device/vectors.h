@@ -76,6 +76,15 @@ TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64
   }
 }
 
+/// What load() finds where store() has written `values`.
+template <class T, int N>
+TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
+  for (int i = 0; i < N; ++i) {
+    values.at[i] = static_cast<float>(static_cast<T>(values.at[i]));
+  }
+  return values;
+}
+
 /// Within 2 ulp.
 TESSERA_HOST_DEVICE inline float divide(float a, float b) {
 #ifdef __CUDA_ARCH__

@@ -14,12 +14,15 @@ using Bf16 = std::uint16_t;  ///< the bits of a bfloat16
 /// Kernels over rows in memory, for elements of type T. Rows are dense unless it says otherwise.
 template <class T>
 struct RowKernels {
-  /// Rows of `dim`; weight may be null (ones); rstd: one per row.
-  void (*rms_norm)(const T* x, const float* weight, T* out, float* rstd, std::int64_t rows,
-                   std::int64_t dim, float eps);
-  /// Adds to weight_grad (dim), unless it is null.
-  void (*rms_norm_backward)(const T* grad, const T* x, const float* weight, const float* rstd,
-                            T* x_grad, float* weight_grad, std::int64_t rows, std::int64_t dim);
+  /// Rows of `dim`; weight may be null (ones); rstd: one per row. Of x + residual, which is written
+  /// to `sum`, unless these are null.
+  void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
+                   std::int64_t rows, std::int64_t dim, float eps);
+  /// Adds to weight_grad (dim), and sum_grad to x_grad, which is rounded before; unless they are
+  /// null.
+  void (*rms_norm_backward)(const T* grad, const T* sum_grad, const T* x, const float* weight,
+                            const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
+                            std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             std::int64_t n);

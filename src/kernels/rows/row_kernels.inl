@@ -10,18 +10,23 @@ namespace tessera::kernels::TESSERA_ISA {
 #include "rows/vec.inl"
 
 template <class T>
-void rms_norm(const T* x, const float* weight, T* out, float* rstd, std::int64_t rows,
-              std::int64_t dim, float eps) {
-  for (std::int64_t row = 0; row < rows; ++row, x += dim, out += dim) {
+void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* out, float* rstd,
+              std::int64_t rows, std::int64_t dim, float eps) {
+  const T* v_row = residual != nullptr ? sums : x;
+  for (std::int64_t row = 0; row < rows; ++row, v_row += dim, out += dim) {
+    for (std::int64_t i = row * dim; residual != nullptr && i < (row + 1) * dim; i += kLanes) {
+      const std::int64_t n = (row + 1) * dim - i;
+      store(sums + i, load(x + i, n) + load(residual + i, n), n);
+    }
     Floats squares{};
     for (std::int64_t i = 0; i < dim; i += kLanes) {
-      const Floats v = load(x + i, dim - i);
+      const Floats v = load(v_row + i, dim - i);
       squares += v * v;
     }
     const float scale = 1.0F / __builtin_sqrtf(sum(squares) / static_cast<float>(dim) + eps);
     rstd[row] = scale;
     for (std::int64_t i = 0; i < dim; i += kLanes) {
-      Floats v = load(x + i, dim - i) * scale;
+      Floats v = load(v_row + i, dim - i) * scale;
       if (weight != nullptr) {
         v *= load(weight + i, dim - i);
       }
@@ -31,8 +36,9 @@ void rms_norm(const T* x, const float* weight, T* out, float* rstd, std::int64_t
 }
 
 template <class T>
-void rms_norm_backward(const T* grad, const T* x, const float* weight, const float* rstd, T* x_grad,
-                       float* weight_grad, std::int64_t rows, std::int64_t dim) {
+void rms_norm_backward(const T* grad, const T* sum_grad, const T* x, const float* weight,
+                       const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
+                       std::int64_t dim) {
   for (std::int64_t row = 0; row < rows; ++row, grad += dim, x += dim, x_grad += dim) {
     const float scale = rstd[row];
     Floats dots{};
@@ -50,7 +56,11 @@ void rms_norm_backward(const T* grad, const T* x, const float* weight, const flo
       if (weight != nullptr) {
         g *= load(weight + i, dim - i);
       }
-      store(x_grad + i, (g - load(x + i, dim - i) * pull) * scale, dim - i);
+      Floats of_x = (g - load(x + i, dim - i) * pull) * scale;
+      if (sum_grad != nullptr) {
+        of_x = rounded<T>(of_x) + load(sum_grad + row * dim + i, dim - i);
+      }
+      store(x_grad + i, of_x, dim - i);
     }
   }
 }

@@ -63,6 +63,14 @@ TESSERA_INLINE void store(T* to, Floats v, std::int64_t n) {
   __builtin_memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
 }
 
+/// What load() finds where store() has written v.
+template <class T>
+TESSERA_INLINE Floats rounded(Floats v) {
+  T lanes[kLanes];
+  store(lanes, v);
+  return load(lanes);
+}
+
 /// The sum of all lanes, as a tree.
 TESSERA_INLINE float sum(Floats v) {
   float lanes[kLanes];

@@ -21,6 +21,11 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return tessera::detail::rms_norm(x, weight, eps);
 }
 
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                               const at::Tensor& weight, double eps) {
+  return tessera::detail::add_rms_norm(x, residual, weight, eps);
+}
+
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return tessera::detail::silu_mul(gate, up);
 }

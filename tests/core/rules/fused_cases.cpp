@@ -10,7 +10,11 @@ std::vector<RuleCase> rms_norm_cases() {
   return {
       row("tessera::rms_norm", reals({2, 7, 5}), units({5}), 1e-5),
       row("tessera::rms_norm", reals({7, 5}), c10::IValue(), 1e-5),
+      row("tessera::add_rms_norm", reals({2, 7, 5}), units({2, 7, 5}), units({5}), 1e-5),
+      row("tessera::add_rms_norm", reals({7, 5}), units({7, 5}), c10::IValue(), 1e-5),
       row("tessera::rms_norm_backward", reals({2, 7, 5}), reals({2, 7, 5}), units({5}), rows()),
+      row("tessera::rms_norm_backward", reals({2, 7, 5}), reals({2, 7, 5}), units({5}), rows(),
+          units({2, 7, 5})),
   };
 }
 

@@ -34,6 +34,20 @@ std::vector<Family> fused_families() {
              {"R S0", "R", "all_gather 16", "R R", "all_gather 16"},
              {"S0,S1 R,R", "S0,S1", "-", "S0,S1 P,P", "-"},
              {"S2 R", "R", "all_gather 512", "R R", "all_gather 512"}}},
+           {"add_rms_norm",
+            {{{4, 8, 6}}, {{4, 8, 6}}, {{6}}},
+            [](auto& t) {
+              const auto [out, sum] = detail::add_rms_norm(t[0], t[1], t[2], 1e-5);
+              return Tensors{out, sum};
+            },
+            {{"S0 S0 R", "S0 S0", "-", "S0 S0 P", "-"},
+             {"S1 S1 R", "S1 S1", "-", "S1 S1 P", "-"},
+             {"R R R", "R R", "-", "R R R", "-"},
+             {"P S1 R", "S1 S1", "reduce_scatter 1536", "S1 S1 P", "-"},
+             {"P R R", "R R", "all_reduce 1536", "R R R", "-"},
+             {"S0 R R", "S0 S0", "-", "S0 S0 P", "-"},
+             {"S0,S1 S0,S1 R,R", "S0,S1 S0,S1", "-", "S0,S1 S0,S1 P,P", "-"},
+             {"S2 S2 R", "R R", "2 all_gather 1024", "R R R", "-"}}},
            {"dropout",
             {{{8, 6}}},
             [](auto& t) { return Tensors{detail::dropout(t[0], 0.4, {1, 2})}; },

@@ -47,6 +47,14 @@ std::vector<Function> functions() {
        2,
        [](const Tensors& t) { return detail::rms_norm(t[0], t[1], 1e-5); },
        {"tessera::rms_norm", "tessera::rms_norm_backward"}},
+      {"rms_norm",
+       {values({4, 6}), values({4, 6}, 1), values({6}, 2)},
+       3,
+       [](const Tensors& t) {
+         const auto [out, sum] = detail::add_rms_norm(t[0], t[1], t[2], 1e-5);
+         return out * sum;
+       },
+       {"tessera::add_rms_norm", "tessera::rms_norm_backward"}},
       {"dropout",
        {values({4, 6})},
        1,

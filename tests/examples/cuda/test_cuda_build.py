@@ -35,7 +35,7 @@ REGISTERS = {
     "pack_kernel": (32, 32, 32),
     "quantize_fp8_kernel": (36, 32, 39),
     "rms_norm_backward_kernel": (56, 56, 64),
-    "rms_norm_kernel": (39, 32, 40),
+    "rms_norm_kernel": (45, 40, 40),
     "rms_norm_weight_kernel": (32, 32, 32),
     "rotary_kernel": (60, 66, 62),  # two halves of a head at once
     "scale_kernel": (28, 30, 32),

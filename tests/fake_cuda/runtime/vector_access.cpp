@@ -40,10 +40,12 @@ const std::map<std::string, Offsets>& calls() {
         offsetof(SiluMulBackward, grad), offsetof(SiluMulBackward, gate_grad),
         offsetof(SiluMulBackward, up_grad)}},
       {"rms_norm_kernel",
-       {offsetof(RmsNorm, x), offsetof(RmsNorm, weight), offsetof(RmsNorm, out)}},
+       {offsetof(RmsNorm, x), offsetof(RmsNorm, residual), offsetof(RmsNorm, weight),
+        offsetof(RmsNorm, sum), offsetof(RmsNorm, out)}},
       {"rms_norm_backward_kernel",
        {offsetof(RmsNormBackward, forward.x), offsetof(RmsNormBackward, forward.weight),
-        offsetof(RmsNormBackward, grad), offsetof(RmsNormBackward, x_grad)}},
+        offsetof(RmsNormBackward, grad), offsetof(RmsNormBackward, sum_grad),
+        offsetof(RmsNormBackward, x_grad)}},
       {"rotary_kernel", offsets_of_rotary()}};
   return once;
 }

@@ -18,11 +18,14 @@ struct Case {
         size(row_size),
         x(normals<T>(rows * size, scale, 1)),
         grad(normals<T>(rows * size, 1, 2)),
-        weight(normals<W>(size, 1, 3)) {}
+        weight(normals<W>(size, 1, 3)),
+        residual(normals<T>(rows * size, scale, 4)),
+        sum_grad(normals<T>(rows * size, 1, 5)) {}
 
   std::int64_t rows, size;
   std::vector<T> x, grad;
   std::vector<W> weight;
+  std::vector<T> residual, sum_grad;  ///< for the tests of a sum
 
   RmsNorm call() const {
     return {.x = x.data(),
@@ -54,6 +57,13 @@ struct Case {
     return static_cast<float>(values[static_cast<std::size_t>(i)]);
   }
 };
+
+/// Also of NaN, whose bits alone say what it is.
+template <class E>
+void expect_same_bits(const std::vector<E>& a, const std::vector<E>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_TRUE(a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(E)) == 0);
+}
 
 template <class T>
 struct Normed {
@@ -93,12 +103,14 @@ struct Gradients {
 };
 
 template <class T, class W, int N>
-Gradients<T> backward(RmsNorm in, const std::vector<T>& grad, std::vector<float> rstd) {
+Gradients<T> backward(RmsNorm in, const std::vector<T>& grad, std::vector<float> rstd,
+                      const T* sum_grad = nullptr) {
   in.rstd = rstd.data();
   // The sums are read by 16 bytes.
   std::vector<float> sums(static_cast<std::size_t>(in.size));
   Gradients<T> result{std::vector<T>(grad.size()), {}};
-  const RmsNormBackward call{.forward = in, .grad = grad.data(), .x_grad = result.x.data()};
+  const RmsNormBackward call{
+      .forward = in, .grad = grad.data(), .sum_grad = sum_grad, .x_grad = result.x.data()};
   OneThread team;
   for (std::int64_t row = 0; row < in.rows; ++row) {
     rms_norm_backward_row<T, W, N>(call, row, sums.data(), team);
@@ -134,6 +146,37 @@ void expect_both(const Case<T, W>& in) {
   const Normed<T> found = forward<T, W, N>(in.call());
   expect_forward(in, found);
   expect_backward(in, backward<T, W, N>(in.call(), in.grad, found.rstd));
+}
+
+/// Of the sum of two rows: what the addition and the norm of its result give, and in backward the
+/// norm's gradient and its addition to that of the sum, each with the same bits.
+template <class T, class W, int N>
+void expect_of_sum(const Case<T, W>& in) {
+  const auto added = [](const std::vector<T>& a, const std::vector<T>& b) {
+    std::vector<T> sum(a.size());
+    std::ranges::transform(a, b, sum.begin(), [](T x, T y) {
+      return static_cast<T>(static_cast<float>(x) + static_cast<float>(y));
+    });
+    return sum;
+  };
+  Case<T, W> expected = in;
+  expected.x = added(in.x, in.residual);
+  const Normed<T> normed = forward<T, W, N>(expected.call());
+
+  std::vector<T> sum(in.x.size());
+  RmsNorm call = in.call();
+  call.residual = in.residual.data();
+  call.sum = sum.data();
+  const Normed<T> found = forward<T, W, N>(call);
+  expect_same_bits(sum, expected.x);
+  expect_same_bits(found.out, normed.out);
+  expect_same_bits(found.rstd, normed.rstd);
+
+  const Gradients<T> alone = backward<T, W, N>(expected.call(), in.grad, found.rstd);
+  const Gradients<T> both =
+      backward<T, W, N>(expected.call(), in.grad, found.rstd, in.sum_grad.data());
+  expect_same_bits(both.x, added(alone.x, in.sum_grad));
+  expect_same_bits(both.weight, alone.weight);
 }
 
 template <class T>
@@ -195,6 +238,33 @@ TYPED_TEST(RmsNormOnDevice, KeepsNaNAndInfinityInTheirRow) {
     const Normed<T> found = forward<T, T, kVector<T>>(in.call());
     EXPECT_TRUE(std::isnan(static_cast<float>(found.out[3])));
     EXPECT_TRUE(std::isfinite(static_cast<float>(found.out[16])));
+  }
+}
+
+TYPED_TEST(RmsNormOnDevice, NormsASumAsTwoOperationsDo) {
+  using T = TypeParam;
+  for (const std::int64_t size : {8, 64, 1000}) {
+    expect_of_sum<T, T, kVector<T>>(Case<T, T>(3, size, 2));
+  }
+  expect_of_sum<T, float, kVector<T>>(Case<T, float>(3, 128, 2));
+  expect_of_sum<T, T, kVector<T>>(Case<T, T>(1, 13, 2));
+  expect_of_sum<T, T, 1>(Case<T, T>(5, 7, 2));
+  expect_of_sum<T, T, 1>(Case<T, T>(0, 7, 2));
+}
+
+TYPED_TEST(RmsNormOnDevice, NormsASumOfHugeElements) {
+  using T = TypeParam;
+  expect_of_sum<T, T, kVector<T>>(Case<T, T>(2, 24, std::numeric_limits<T>::max() / 8));
+}
+
+TYPED_TEST(RmsNormOnDevice, NormsASumThatIsNotFinite) {
+  using T = TypeParam;
+  for (const float odd : {NAN, INFINITY, -INFINITY}) {
+    Case<T, T> in(2, 16, 1);
+    in.x[3] = static_cast<T>(odd);
+    in.residual[4] = static_cast<T>(INFINITY);
+    in.sum_grad[5] = static_cast<T>(odd);
+    expect_of_sum<T, T, kVector<T>>(in);
   }
 }
 

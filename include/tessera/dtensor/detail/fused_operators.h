@@ -21,6 +21,9 @@ at::Tensor silu_mul(const at::Tensor& gate_up);
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
 /// weight: undefined for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// The norm of x + residual, and that sum.
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                               const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 /// x weight^T in eight bits (kernels/fp8.h), and its gradients, which it records itself.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
