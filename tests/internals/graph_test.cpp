@@ -139,6 +139,29 @@ TEST(SavedTensorCanary, IsRefusedOnceWritten) {
   EXPECT_THROW(y.sum().backward(), c10::Error);
 }
 
+/// The gradient of exp, of which it keeps the result.
+struct ExpNode final : Node {
+  variable_list apply(variable_list&& gradients) override {
+    const at::Tensor kept = result.unpack(pointer_to(*this));
+    led_here = kept.grad_fn().get() == this;
+    return {gradients[0] * kept};
+  }
+  SavedVariable result;
+  bool led_here = false;
+};
+
+TEST(SavedTensorCanary, MayBeTheNodesOwnResult) {
+  const at::Tensor x = leaf();
+  const auto node = make_node<ExpNode>();
+  set_inputs(*node, x);
+  const at::Tensor y = x.detach().exp();
+  set_node(y, node);
+  node->result = SavedVariable(y, /*is_output=*/true);
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), y));
+  EXPECT_TRUE(node->led_here);
+}
+
 TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
   const at::Tensor x = leaf();
   const std::uint64_t next = next_sequence_number();

@@ -218,6 +218,15 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
   EXPECT_EQ(memory.now(), 0);
 }
 
+/// The node of a norm keeps the sum, which leads to the node.
+TEST(RecomputedInput, OfASumIsFreedWithItsGraph) {
+  const Tensors v = leaves_of(values_for_norm_of_sum());
+  with_norm_of_sum(v);
+  const testing::AllocatedBytes memory;
+  with_norm_of_sum(v);
+  EXPECT_EQ(memory.now(), 0);
+}
+
 TEST(RecomputedInput, ServesTwoBackwards) {
   const Tensors v = leaves_of(values_for_norm());
   const at::Tensor loss = with_norm(v).sum();

@@ -3,8 +3,8 @@
 // torch::autograd::Function keeps tensors so in a list that grows with each call; the library's
 // nodes (graph_node.h) have them as members.
 //
-// To 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr: nothing here passes
-// one.
+// To 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr: pointer_to() of
+// graph_node.h gives either.
 //
 // Canary: SavedTensorCanary.
 #pragma once
