@@ -25,6 +25,8 @@ struct GroupInfo {
   std::chrono::milliseconds timeout{};
   /// Set for every group whose ranks wait for one another; nullptr for one rank, or for fake ranks.
   std::shared_ptr<GroupWatch> watch{};
+  /// Of each rank, in group order; hosts are numbered as they come. Empty: not known, or one host.
+  std::vector<int> hosts{};
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }

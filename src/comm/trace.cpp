@@ -28,6 +28,12 @@ std::string purpose_of_call(const std::string& purpose) {
   return (text.empty() ? "in " : text + " in ") + short_name(node);
 }
 
+void add(Traffic& sum, const Traffic& entry) {
+  sum.calls += entry.calls;
+  sum.bytes += entry.bytes;
+  sum.link_bytes += entry.link_bytes;
+}
+
 }  // namespace
 
 CollectiveCallPtr TrafficCounter::record(const std::string& group, const char* collective,
@@ -54,6 +60,12 @@ CollectiveCallPtr TrafficCounter::record(const std::string& group, const char* c
   return call;
 }
 
+void TrafficCounter::add_link_bytes(const std::string& group, const char* collective,
+                                    std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  table_[{group, collective}].link_bytes += bytes;
+}
+
 void TrafficCounter::note(CollectiveCall& call,
                           CollectiveCall::Clock::time_point CollectiveCall::*time) {
   const std::lock_guard lock(mutex_);
@@ -71,6 +83,7 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     Traffic& entry = now[key];
     entry.calls -= before.calls;
     entry.bytes -= before.bytes;
+    entry.link_bytes -= before.link_bytes;
   }
   // A group that was not used since is left out rather than listed with zeros.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
@@ -100,8 +113,7 @@ std::vector<CollectiveCall> CallRecorder::calls() const {
 Traffic total(const TrafficTable& table) {
   Traffic sum;
   for (const auto& [key, entry] : table) {
-    sum.calls += entry.calls;
-    sum.bytes += entry.bytes;
+    add(sum, entry);
   }
   return sum;
 }
@@ -110,8 +122,7 @@ Traffic total(const TrafficTable& table, const std::string& group) {
   Traffic sum;
   for (const auto& [key, entry] : table) {
     if (key.first == group) {
-      sum.calls += entry.calls;
-      sum.bytes += entry.bytes;
+      add(sum, entry);
     }
   }
   return sum;

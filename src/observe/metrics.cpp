@@ -28,7 +28,11 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
     const auto& [group, collective] = key;
-    groups[group][collective] = {{"calls", traffic.calls}, {"bytes", traffic.bytes}};
+    ordered_json& entry = groups[group][collective];
+    entry = {{"calls", traffic.calls}, {"bytes", traffic.bytes}};
+    if (traffic.link_bytes != 0) {
+      entry["link_bytes"] = traffic.link_bytes;
+    }
   }
   return groups;
 }
@@ -46,7 +50,8 @@ comm::TrafficTable traffic_of(const json& groups) {
   comm::TrafficTable table;
   for (const auto& [group, collectives] : groups.items()) {
     for (const auto& [collective, traffic] : collectives.items()) {
-      table[{group, collective}] = {traffic.at("calls"), traffic.at("bytes")};
+      table[{group, collective}] = {traffic.at("calls"), traffic.at("bytes"),
+                                    traffic.value("link_bytes", std::int64_t{0})};
     }
   }
   return table;

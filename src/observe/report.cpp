@@ -230,6 +230,10 @@ std::string tiles(const Steps& steps) {
   const auto traffic = comm::total(last.comm);
   html += html_tile(bytes_text(static_cast<double>(traffic.bytes)),
                     fmt::format("sent a step, {} collectives", grouped(double(traffic.calls))));
+  if (traffic.link_bytes > 0) {
+    html += html_tile(bytes_text(static_cast<double>(traffic.link_bytes)),
+                      "of a step sent to other hosts, rank 0");
+  }
   return "<div class=\"tiles\">\n" + html + "</div>\n";
 }
 

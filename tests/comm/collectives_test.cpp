@@ -15,31 +15,30 @@
 #include "tessera/core/error.h"
 #include "testing/environment.h"
 #include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {
 
 struct Case {
   const char* backend;
-  int ranks;
+  std::string hosts;  ///< a letter for each rank's
 };
 
 class Collectives : public ::testing::TestWithParam<Case> {
  protected:
-  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) == "shm"};
+  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
 
-  static int ranks() { return GetParam().ranks; }
+  static void run(const testing::Body& body) { run_on_hosts(GetParam().hosts, body); }
 };
 
 TEST_P(Collectives, UseTheBackendAskedFor) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     EXPECT_EQ(group_of_all(*rank.world())->name(), rank.size() == 1 ? "solo" : GetParam().backend);
   });
 }
 
 TEST_P(Collectives, AllGatherConcatenatesInRankOrder) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (const std::int64_t count : {0, 1, 7, 1000}) {
       const at::Tensor output = at::empty({rank.size() * count});
       group_of_all(*rank.world())->all_gather(output, numbers_from(rank.rank(), count))->wait();
@@ -53,7 +52,7 @@ TEST_P(Collectives, AllGatherConcatenatesInRankOrder) {
 }
 
 TEST_P(Collectives, AllGatherMovesEveryType) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
                             at::kShort, at::kInt, at::kLong, at::kBool, at::kComplexFloat}) {
       const at::Tensor output = at::empty({rank.size(), 3}, type);
@@ -66,7 +65,7 @@ TEST_P(Collectives, AllGatherMovesEveryType) {
 }
 
 TEST_P(Collectives, AllGatherInPlace) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const at::Tensor output = at::zeros({rank.size(), 5});
     const at::Tensor own = output[rank.rank()];
     own.fill_(rank.rank() + 1);
@@ -78,7 +77,7 @@ TEST_P(Collectives, AllGatherInPlace) {
 }
 
 TEST_P(Collectives, AllReduceReducesWithEveryOp) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const int n = rank.size();
     const auto reduced = [&](ReduceOp op) {
       const at::Tensor tensor = at::full({3}, rank.rank() + 1.0);
@@ -95,7 +94,7 @@ TEST_P(Collectives, AllReduceReducesWithEveryOp) {
 }
 
 TEST_P(Collectives, AllReduceSumsEveryType) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
                             at::kShort, at::kInt, at::kLong, at::kComplexFloat}) {
       for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct}) {
@@ -109,7 +108,7 @@ TEST_P(Collectives, AllReduceSumsEveryType) {
 }
 
 TEST_P(Collectives, AllReduceOfBoolIsAnyOrAll) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const at::Tensor any = at::full({2}, rank.rank() == 0, at::kBool);
     const at::Tensor all = any.clone();
     group_of_all(*rank.world())->all_reduce(any, ReduceOp::kMax)->wait();
@@ -120,7 +119,7 @@ TEST_P(Collectives, AllReduceOfBoolIsAnyOrAll) {
 }
 
 TEST_P(Collectives, MaximumAndMinimumOfNegativeIntegers) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (const auto type : {at::kChar, at::kShort, at::kInt, at::kLong}) {
       const at::Tensor most = at::full({3}, rank.rank() - 2, type);
       const at::Tensor least = most.clone();
@@ -133,7 +132,7 @@ TEST_P(Collectives, MaximumAndMinimumOfNegativeIntegers) {
 }
 
 TEST_P(Collectives, SixteenBitSumsAccumulateInFp32) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     // In bf16, 256 + 1 rounds to 256 each time; the exact sum of three is 258.
     const at::Tensor tensor = at::full({2}, rank.rank() == 0 ? 256 : 1, at::kBFloat16);
     group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kSum)->wait();
@@ -143,7 +142,7 @@ TEST_P(Collectives, SixteenBitSumsAccumulateInFp32) {
 }
 
 TEST_P(Collectives, AllReduceOfManySizes) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     // Empty, fewer elements than ranks, one round, two, and several with a remainder.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
@@ -154,7 +153,7 @@ TEST_P(Collectives, AllReduceOfManySizes) {
 }
 
 TEST_P(Collectives, AllReduceGivesTheSameBitsOnEveryRank) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (const std::int64_t count : {1000, 100'003}) {
       const at::Tensor tensor = (at::arange(count, at::kFloat) * (rank.rank() + 0.1)).sin_();
       group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kSum)->wait();
@@ -168,7 +167,7 @@ TEST_P(Collectives, AllReduceGivesTheSameBitsOnEveryRank) {
 }
 
 TEST_P(Collectives, ReduceScatterKeepsThisRanksPart) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const int n = rank.size();
     for (const std::int64_t count : {0, 1, 7, 1000, 600'011}) {
       const at::Tensor input = at::arange(n * count, at::kLong) + rank.rank();
@@ -181,11 +180,25 @@ TEST_P(Collectives, ReduceScatterKeepsThisRanksPart) {
 }
 
 TEST_P(Collectives, ReduceScatterAverages) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const at::Tensor input = at::full({rank.size(), 3}, 1.0 + rank.rank());
     const at::Tensor output = at::empty({3});
     group_of_all(*rank.world())->reduce_scatter(output, input, ReduceOp::kAvg)->wait();
     EXPECT_TRUE(at::equal(output, at::full({3}, (rank.size() + 1) / 2.0)));
+  });
+}
+
+TEST_P(Collectives, ReduceScatterRoundsSixteenBitsOnce) {
+  run([](Rank& rank) {
+    // As above, where the large term may be on another host than the small ones.
+    for (int large = 0; large < rank.size(); ++large) {
+      const at::Tensor input =
+          at::full({2 * rank.size()}, rank.rank() == large ? 256 : 1, at::kBFloat16);
+      const at::Tensor output = at::empty({2}, at::kBFloat16);
+      group_of_all(*rank.world())->reduce_scatter(output, input, ReduceOp::kSum)->wait();
+      const at::Tensor exact = at::full({2}, 256 + rank.size() - 1).to(at::kBFloat16);
+      EXPECT_TRUE(at::equal(output, exact));
+    }
   });
 }
 
@@ -195,7 +208,7 @@ std::int64_t count_between(int from, int to, std::int64_t scale) {
 }
 
 TEST_P(Collectives, AllToAllWithUnevenCounts) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (const std::int64_t scale : {0, 1, 50, 500'000}) {
       std::vector<std::int64_t> sends;
       std::vector<std::int64_t> receives;
@@ -215,7 +228,7 @@ TEST_P(Collectives, AllToAllWithUnevenCounts) {
 }
 
 TEST_P(Collectives, BroadcastFromEveryRoot) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (int root = 0; root < rank.size(); ++root) {
       for (const std::int64_t count : {0, 5, 1'500'000}) {
         const at::Tensor tensor = numbers_from(rank.rank(), count);
@@ -227,7 +240,7 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
 }
 
 TEST_P(Collectives, SeveralUnderWayAtOnce) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     std::vector<at::Tensor> tensors;
     std::vector<WorkPtr> works;
     for (int i = 0; i < 5; ++i) {
@@ -242,7 +255,7 @@ TEST_P(Collectives, SeveralUnderWayAtOnce) {
 }
 
 TEST_P(Collectives, ADroppedWorkDoesNotBlockLaterCalls) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     for (int i = 0; i < 3; ++i) {
       group_of_all(*rank.world())->all_reduce(at::full({10}, 1.0), ReduceOp::kSum);
     }
@@ -251,7 +264,7 @@ TEST_P(Collectives, ADroppedWorkDoesNotBlockLaterCalls) {
 }
 
 TEST_P(Collectives, ManyInARowStayInStep) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     std::mt19937 random(7);  // The same sequence on every rank.
     for (int i = 0; i < 300; ++i) {
@@ -271,7 +284,7 @@ TEST_P(Collectives, ManyInARowStayInStep) {
 }
 
 TEST_P(Collectives, BytesPutInAreCounted) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const int n = rank.size();
     group_of_all(*rank.world())->all_gather(at::empty({n * 3}), at::zeros({3}))->wait();
     group_of_all(*rank.world())
@@ -289,7 +302,7 @@ TEST_P(Collectives, BytesPutInAreCounted) {
 }
 
 TEST_P(Collectives, BadArgumentsThrowBeforeAnythingMoves) {
-  RunRanks(ranks(), [](Rank& rank) {
+  run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     const int n = rank.size();
     EXPECT_ERROR(group->all_gather(at::empty({n * 3 + 1}), at::empty({3})), "the output has",
@@ -310,13 +323,14 @@ TEST_P(Collectives, BadArgumentsThrowBeforeAnythingMoves) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(OnBackends, Collectives,
-                         ::testing::Values(Case{"shm", 1}, Case{"shm", 2}, Case{"shm", 3},
-                                           Case{"shm", 4}, Case{"gloo", 2}, Case{"gloo", 3},
-                                           Case{"gloo", 4}),
-                         [](const auto& info) {
-                           return info.param.backend + std::to_string(info.param.ranks);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    OnBackends, Collectives,
+    ::testing::Values(Case{"shm", "a"}, Case{"shm", "aa"}, Case{"shm", "aaa"}, Case{"shm", "aaaa"},
+                      Case{"gloo", "aa"}, Case{"gloo", "aaa"}, Case{"gloo", "aaaa"},
+                      Case{"gloo", "abab"}, Case{"hierarchical", "aabb"},
+                      Case{"hierarchical", "abab"}, Case{"hierarchical", "aaab"},
+                      Case{"hierarchical", "abca"}, Case{"hierarchical", "aab"}),
+    [](const auto& info) { return info.param.backend + ("_" + info.param.hosts); });
 
 }  // namespace
 }  // namespace tessera::comm

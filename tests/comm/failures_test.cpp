@@ -30,13 +30,22 @@ void sum(Rank& rank, std::int64_t elements = 4) {
   group_of_all(*rank.world())->all_reduce(at::zeros({elements}), ReduceOp::kSum)->wait();
 }
 
-/// A time-out that no test of prompt detection waits for.
-const RanksOptions kPatient;
-const RanksOptions kHasty{.world = {.timeout = std::chrono::milliseconds(300)}};
+struct Case {
+  const char* backend;
+  std::string hosts;  ///< a letter for each rank's
+};
 
-class Failures : public ::testing::TestWithParam<const char*> {
+class Failures : public ::testing::TestWithParam<Case> {
  protected:
-  const testing::SharedMemory shared_memory_{GetParam() == std::string("shm")};
+  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
+
+  /// A time-out that no test of prompt detection waits for.
+  static RanksOptions patient() { return on_hosts(GetParam().hosts); }
+  static RanksOptions hasty() {
+    RanksOptions options = patient();
+    options.world.timeout = std::chrono::milliseconds(300);
+    return options;
+  }
 };
 
 TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
@@ -49,7 +58,7 @@ TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
         }
         sum(rank);
       },
-      kPatient);
+      patient());
   EXPECT_EQ(errors[1], "the cause");
   EXPECT_THAT(errors[0], HasSubstr("all_reduce in group 'all'"));
   EXPECT_THAT(errors[2], HasSubstr("all_reduce in group 'all'"));
@@ -63,7 +72,7 @@ TEST_P(Failures, TheFixtureRethrowsTheCauseAndNotItsEcho) {
     }
     sum(rank);
   };
-  EXPECT_THROWN(std::out_of_range, RunRanks(3, body), "the cause");
+  EXPECT_THROWN(std::out_of_range, RunRanks(3, body, patient()), "the cause");
 }
 
 TEST_P(Failures, ARankThatDoesNotComeIsATimeOut) {
@@ -75,7 +84,7 @@ TEST_P(Failures, ARankThatDoesNotComeIsATimeOut) {
           sum(rank);
         }
       },
-      kHasty);
+      hasty());
   // The first rank whose time is up says so; the other may learn it from that one.
   EXPECT_THAT(errors[0] + errors[2], HasSubstr("300"));
   EXPECT_THAT(errors[0], HasSubstr("all_reduce in group 'all'"));
@@ -95,7 +104,7 @@ TEST_P(Failures, AFailedGroupStaysFailed) {
                       "300");
         sum(rank);
       },
-      kHasty);
+      hasty());
   EXPECT_THAT(errors[0], HasSubstr("failed earlier"));
 }
 
@@ -107,12 +116,14 @@ TEST_P(Failures, AGroupThatNotAllJoinIsATimeOut) {
           sum(rank);
         }
       },
-      kHasty);
+      hasty());
   EXPECT_THAT(errors[0], HasSubstr("group 'all' (ranks 0, 1), rank 0"));
 }
 
-INSTANTIATE_TEST_SUITE_P(OnBackends, Failures, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
+                         ::testing::Values(Case{"shm", "aaa"}, Case{"gloo", "aaa"},
+                                           Case{"hierarchical", "aba"}),
+                         [](const auto& info) { return std::string(info.param.backend); });
 
 /// The errors when rank 1 of 3 calls something else; then all make a call that must work.
 std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {

@@ -4,9 +4,12 @@
 #include <ATen/ops/arange.h>
 
 #include <numeric>
+#include <string>
 #include <vector>
 
+#include "rendezvous/store_world.h"
 #include "tessera/comm/world.h"
+#include "testing/ranks.h"
 
 namespace tessera::comm {
 
@@ -15,6 +18,23 @@ inline CommunicatorPtr group_of_all(World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return world.group(ranks, "all");
+}
+
+/// Ranks that call themselves on hosts: a letter for each rank's host, of which a smaller world
+/// takes the first.
+inline testing::RanksOptions on_hosts(const std::string& letters) {
+  return {.make_worlds = [letters](int size, const WorldOptions& options) {
+    std::vector<std::string> hosts;
+    for (const char letter : letters.substr(0, static_cast<std::size_t>(size))) {
+      hosts.emplace_back(1, letter);
+    }
+    return thread_worlds_on(hosts, options);
+  }};
+}
+
+/// RunRanks() of as many ranks as there are letters.
+inline void run_on_hosts(const std::string& letters, const testing::Body& body) {
+  testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }
 
 /// 1000 sender + 0, 1, 2, ...: shows who sent an element, and which one it is.

@@ -23,19 +23,19 @@ using testing::ErrorsOfRanks;
 
 struct Case {
   const char* backend;
-  int ranks;
+  std::string hosts;  ///< a letter for each rank's
 };
 
 class Groups : public ::testing::TestWithParam<Case> {
  protected:
-  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) == "shm"};
+  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
 };
 
 // The last does not fit one round of shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {
-  RunRanks(GetParam().ranks, [](Rank& rank) {
+  run_on_hosts(GetParam().hosts, [](Rank& rank) {
     std::vector<at::Tensor> inputs, outputs;
     for (const std::int64_t count : kCounts) {
       inputs.push_back(numbers_from(rank.rank(), count));
@@ -54,7 +54,7 @@ TEST_P(Groups, GatherEachTensor) {
 
 TEST_P(Groups, ReduceAndScatterEachTensor) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    RunRanks(GetParam().ranks, [&](Rank& rank) {
+    run_on_hosts(GetParam().hosts, [&](Rank& rank) {
       std::vector<at::Tensor> inputs, outputs;
       for (const std::int64_t count : kCounts) {
         inputs.push_back(numbers_from(0, rank.size() * count).remainder(16).to(type));
@@ -70,7 +70,7 @@ TEST_P(Groups, ReduceAndScatterEachTensor) {
 }
 
 TEST_P(Groups, CountAsOneCollective) {
-  RunRanks(GetParam().ranks, [](Rank& rank) {
+  run_on_hosts(GetParam().hosts, [](Rank& rank) {
     const TrafficTable before = rank.world()->traffic().table();
     const std::vector<at::Tensor> inputs{numbers_from(0, 3), numbers_from(1, 5)};
     const std::vector<at::Tensor> outputs{at::zeros({3 * rank.size()}),
@@ -83,7 +83,7 @@ TEST_P(Groups, CountAsOneCollective) {
 }
 
 TEST_P(Groups, RefuseTensorsThatDoNotFit) {
-  RunRanks(GetParam().ranks, [](Rank& rank) {
+  run_on_hosts(GetParam().hosts, [](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     const at::Tensor three = numbers_from(0, 3), output = at::zeros({3 * rank.size()});
     EXPECT_ERROR(group.all_gather_group({}, {}), "a group of 0 outputs and 0 inputs");
@@ -99,10 +99,10 @@ TEST_P(Groups, RefuseTensorsThatDoNotFit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Groups,
-                         ::testing::Values(Case{"shm", 2}, Case{"shm", 4}, Case{"gloo", 3}),
+                         ::testing::Values(Case{"shm", "aa"}, Case{"shm", "aaaa"},
+                                           Case{"gloo", "aaa"}, Case{"hierarchical", "abba"}),
                          [](const auto& info) {
-                           return std::string(info.param.backend) +
-                                  std::to_string(info.param.ranks);
+                           return info.param.backend + ("_" + info.param.hosts);
                          });
 
 TEST(Groups, ExistInASimulatedWorld) {

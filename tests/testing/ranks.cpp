@@ -25,7 +25,7 @@ struct Failure {
 class RankThreads {
  public:
   RankThreads(int size, const Body& body, const RanksOptions& options)
-      : worlds_(comm::thread_worlds(size, options.world)), body_(body), running_(size) {
+      : worlds_(options.make_worlds(size, options.world)), body_(body), running_(size) {
     for (const auto& world : worlds_) {
       threads_.emplace_back([this, world] { run(world); });
     }

@@ -34,6 +34,8 @@ struct RanksOptions {
   comm::WorldOptions world{.timeout = std::chrono::seconds(30)};
   /// After this the process is aborted, with a table of what each rank did so far.
   std::chrono::seconds deadline{60};
+  std::function<std::vector<comm::WorldPtr>(int size, const comm::WorldOptions&)> make_worlds =
+      comm::thread_worlds;
 };
 
 /// How many ranks a mesh of these sizes has.

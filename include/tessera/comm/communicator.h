@@ -130,7 +130,7 @@ class Communicator {
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes peers that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
-  /// "gloo", "shm", "nccl", "loopback".
+  /// "gloo", "shm", "hierarchical" (both), "nccl", "loopback".
   virtual std::string name() const = 0;
   /// Whether the device runs the collectives in the order of their calls, so that wait() blocks no
   /// thread (NCCL). Elsewhere ranks have to wait() in one order.
@@ -142,6 +142,9 @@ class Communicator {
   /// Whether collectives of meta tensors are called, though these have no values: to be counted, in
   /// a group whose other ranks do not exist (fake_world).
   virtual bool takes_meta_tensors() const { return false; }
+  /// Bytes that the calls made so far send from this rank to other hosts, as the back end's
+  /// algorithms move them. This default counts none.
+  virtual std::int64_t link_bytes() const { return 0; }
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}

@@ -20,6 +20,8 @@ namespace tessera::comm {
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< of the inputs of this rank
+  /// That this rank sent to other hosts, as Gloo's algorithms move them; 0 with NCCL.
+  std::int64_t link_bytes = 0;
 };
 /// Key: {group name, collective}, for example {"tp", "all_gather"}.
 using TrafficTable = std::map<std::pair<std::string, std::string>, Traffic>;
@@ -56,6 +58,8 @@ class TrafficCounter {
   /// nullptr without a recorder.
   CollectiveCallPtr record(const std::string& group, const char* collective, std::int64_t bytes,
                            const std::string& purpose);
+  /// Adds to the `link_bytes` of what was recorded.
+  void add_link_bytes(const std::string& group, const char* collective, std::int64_t bytes);
   /// Sets one of a call's times to now.
   void note(CollectiveCall& call, CollectiveCall::Clock::time_point CollectiveCall::*time);
   TrafficTable table() const;

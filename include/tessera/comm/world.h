@@ -18,7 +18,7 @@ namespace tessera::comm {
 /// Where a world's ranks compute, how they communicate, and how long they wait for one another.
 struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
-  std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within one host
+  std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within hosts
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// A wait that lasts longer is reported on stderr, with what all ranks do; 0: none is.
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);

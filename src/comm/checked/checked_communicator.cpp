@@ -232,6 +232,7 @@ class CheckedCommunicator final : public Communicator {
                   "; make the ranks issue the same collectives in the same order");
   }
 
+  std::int64_t link_bytes() const override { return inner_->link_bytes(); }
   std::string name() const override { return inner_->name(); }
 
  private:
@@ -242,7 +243,12 @@ class CheckedCommunicator final : public Communicator {
     const CollectiveCallPtr call =
         size() > 1 ? traffic_->record(group_.name, collective, bytes, purpose()) : nullptr;
     remember(collective);
-    return timed(traffic_, call, recorded(collective, bytes, start));
+    const std::int64_t sent_before = inner_->link_bytes();
+    WorkPtr work = timed(traffic_, call, recorded(collective, bytes, start));
+    if (const std::int64_t sent = inner_->link_bytes() - sent_before; sent > 0) {
+      traffic_->add_link_bytes(group_.name, collective, sent);
+    }
+    return work;
   }
 
   /// Notes the call in the flight record, from its beginning to its end.

@@ -12,6 +12,7 @@
 
 #include "backends.h"
 #include "gloo/c10d_arguments.h"
+#include "gloo/link_bytes.h"
 #include "tessera/internals/detail/c10d_gloo.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
@@ -28,25 +29,6 @@ constexpr milliseconds kGrace{300};
 
 /// Gloo's own time-out must not come first: a wait for a rank that is at work on files may be long.
 constexpr std::chrono::hours kGlooPatience{24};
-
-/// The types whose reduction libtorch's Gloo implements.
-bool gloo_reduces(at::ScalarType type, ReduceOp op) {
-  switch (type) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kChar:
-    case at::kByte:
-    case at::kInt:
-    case at::kLong:
-      return true;
-    case at::kHalf:
-    case at::kBFloat16:
-      // Gloo rounds after every term; the sum and the product are ours, in fp32.
-      return op == ReduceOp::kMax || op == ReduceOp::kMin;
-    default:
-      return false;
-  }
-}
 
 /// The process group with what outlives a failure of it. Shared by the communicator and its works.
 class GlooGroup {
@@ -226,6 +208,7 @@ class GlooCommunicator final : public Communicator {
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor bytes = as_bytes(tensor);
+    link_bytes_ += broadcast_link_bytes(group_->info(), bytes.numel(), root);
     return run("broadcast",
                [&](auto& group) { return detail::start_broadcast(group, bytes, root); });
   }
@@ -235,6 +218,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   void abort() override { group_->abort(); }
+  std::int64_t link_bytes() const override { return link_bytes_; }
   std::string name() const override { return "gloo"; }
 
  private:
@@ -251,6 +235,7 @@ class GlooCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor to = as_bytes(output);
     const at::Tensor from = as_bytes(input);
+    link_bytes_ += all_gather_link_bytes(group_->info(), from.numel());
     return run(
         collective, [&](auto& group) { return detail::start_all_gather(group, to, from); },
         std::move(finish));
@@ -261,6 +246,7 @@ class GlooCommunicator final : public Communicator {
                    std::function<void()> finish = nullptr) {
     const at::Tensor to = as_bytes(output);
     const at::Tensor from = as_bytes(input);
+    link_bytes_ += all_to_all_link_bytes(group_->info(), input_bytes);
     return run(
         collective,
         [&](auto& group) {
@@ -276,6 +262,7 @@ class GlooCommunicator final : public Communicator {
     if (op == ReduceOp::kAvg) {
       finish = [tensor, ranks = size()] { tensor.div_(ranks); };
     }
+    link_bytes_ += all_reduce_link_bytes(group_->info(), tensor, op);
     return run(
         "all_reduce", [&](auto& group) { return detail::start_all_reduce(group, tensor, sum); },
         std::move(finish));
@@ -292,6 +279,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   GlooGroupPtr group_;
+  std::int64_t link_bytes_ = 0;
 };
 
 /// Gloo connects to every peer and waits for each until the time-out, even if the peer is dead. So

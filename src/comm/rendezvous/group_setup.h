@@ -18,8 +18,8 @@ namespace tessera::comm {
 /// Keys of this group and this use of it alone.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// `info` with the record that the group's ranks keep of their calls. `use`: a prefix of the
-/// group's name, to keep several groups of the same ranks apart.
+/// `info` with its hosts, and with the record that the group's ranks keep of their calls. `use`: a
+/// prefix of the group's name, to keep several groups of the same ranks apart.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
 /// The back end of a group of CPU tensors. Collective. `use` as in watched().

@@ -76,16 +76,14 @@ class FakeWorld final : public World {
 
 }  // namespace
 
-/// The ranks meet in a store in memory and call themselves one host, so that their groups use
-/// shared memory as those of processes do.
-std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
-  TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
+std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
+                                       const WorldOptions& options) {
+  const int size = static_cast<int>(hosts.size());
   check_options(options);
   TESSERA_CHECK(options.backend != "nccl", "thread_worlds: NCCL takes a process a rank; use gloo");
   disable_flight_recorder();
   const auto store = detail::memory_store();
   store->setTimeout(options.timeout);
-  const std::vector<std::string> hosts(static_cast<std::size_t>(size), "this process");
   const int number = next_world_number();
   std::vector<RecordPtr> records;
   for (int rank = 0; rank < size; ++rank) {
@@ -96,9 +94,18 @@ std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   for (int rank = 0; rank < size; ++rank) {
     const auto watch =
         std::make_shared<WorldWatch>(watch_settings(rank, number, options), records, nullptr);
-    worlds.push_back(make_store_world({store, rank, size, rank, hosts, "", watch}, options));
+    worlds.push_back(
+        make_store_world({store, rank, size, rank, hosts, "127.0.0.1", watch}, options));
   }
   return worlds;
+}
+
+/// The ranks call themselves one host, so that their groups use shared memory as those of processes
+/// do.
+std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
+  TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
+  return thread_worlds_on(std::vector<std::string>(static_cast<std::size_t>(size), "this process"),
+                          options);
 }
 
 namespace {

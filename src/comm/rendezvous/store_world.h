@@ -3,6 +3,9 @@
 
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "rendezvous/job_info.h"
 #include "tessera/comm/world.h"
 #include "watch/world_watch.h"
@@ -19,5 +22,11 @@ WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 /// The world of ranks that meet in a store. With device "cuda" the calling thread's current device
 /// becomes that of the local rank.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
+
+/// thread_worlds() of ranks that call themselves on these hosts. They meet in a store in memory.
+TESSERA_API_FOR_TEST_BEGIN
+std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
+                                       const WorldOptions& options);
+TESSERA_API_FOR_TEST_END
 
 }  // namespace tessera::comm

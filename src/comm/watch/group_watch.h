@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -55,7 +56,8 @@ class GroupWatch {
   std::uint64_t id_;
   std::vector<int> ranks_;
   flight::GroupSlot* slot_;  ///< nullptr: the record has no room for more groups
-  std::uint64_t begun_ = 0;
+  /// Read by threads that finish earlier calls.
+  std::atomic<std::uint64_t> begun_ = 0;
 };
 
 }  // namespace tessera::comm
