@@ -107,12 +107,13 @@ def test_a_host_without_power_is_named_by_the_other(folder, two, victim):
     finish([launchers[victim]])  # its output has no reader otherwise
 
 
+@pytest.mark.parametrize("mesh, victim", [("fsdp_of_tp", 0), ("fsdp", 0), ("fsdp", 1)])
 @pytest.mark.parametrize("number, status", [(signal.SIGKILL, 137), (signal.SIGSTOP, None)])
-def test_a_rank_that_is_killed_or_stopped_ends_both_hosts(folder, two, number, status):
-    run = Run(folder, "--dp", 2, "--tp", 2, "--steps", 100000)
+def test_a_rank_that_is_killed_or_stopped_ends_both_hosts(folder, two, number, status, mesh, victim):
+    run = Run(folder, *MESHES[mesh], "--steps", 100000)
     launchers = two.start(2, run.program, options=["--timeout", LIMIT])
     wait_for_step(run, 5, launchers)
-    os.kill(two[1].processes_of("llama_train")[0], number)
+    os.kill(two[1].processes_of("llama_train")[victim], number)
     ends = finish(launchers, timeout=LIMIT + 15)
     assert all(code != 0 for code, _ in ends)
     if status is not None:
