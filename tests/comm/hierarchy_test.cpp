@@ -1,5 +1,5 @@
-// What a group of several hosts does beside the collectives themselves: what it sends between hosts,
-// and that it sends it while the ranks compute.
+// What a group of several hosts does beside the collectives themselves: what it sends between
+// hosts, and that it sends it while the ranks compute.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>

@@ -4,16 +4,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include <atomic>
 #include <functional>
 #include <utility>
 
 #include "backends.h"
 #include "gloo/c10d_arguments.h"
 #include "gloo/link_bytes.h"
+#include "hierarchy/phases.h"
 #include "hierarchy/task_thread.h"
 #include "shm/shm_reduce.h"
-#include "shm/shm_rounds.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 
@@ -31,152 +30,6 @@ at::ScalarType type_of_partials(at::ScalarType type, ReduceOp op) {
 ReduceOp op_of_partials(ReduceOp op) {
   return op == ReduceOp::kAvg ? ReduceOp::kSum : op;
 }
-
-/// The groups, as the thread that runs the phases uses them. The tensors of phases are flat; `rows`
-/// has equally much for each rank, host by host.
-class Phases {
- public:
-  explicit Phases(HostGroups groups) : groups_(std::move(groups)) {}
-
-  const GroupInfo& group() const { return groups_.group; }
-  const HostLayout& layout() const { return groups_.layout; }
-  const GroupInfo& between() const { return groups_.between_info; }
-  bool leads() const { return groups_.between != nullptr; }
-
-  /// Runs one collective. `text` names it in errors.
-  void run(const std::string& text, const std::function<void(Phases&)>& phases) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (failed_) {
-      throw PeerError(describe(group(), text.c_str()) +
-                      ": the group failed earlier; end this rank and start the job again");
-    }
-    try {
-      phases(*this);
-    } catch (const PeerError& error) {
-      failed_ = true;
-      throw PeerError(describe(group(), text.c_str()) + ": " + error.what());
-    } catch (...) {
-      failed_ = true;
-      throw;
-    }
-  }
-
-  void abort() {
-    failed_ = true;
-    groups_.inside->abort();
-    if (leads()) {
-      groups_.between->abort();
-    }
-  }
-
-  void all_gather(const at::Tensor& rows, const at::Tensor& input) const {
-    const at::Tensor own = rows_of(rows, layout().host);
-    groups_.inside->all_gather(own, input)->wait();
-    if (leads()) {
-      exchange(rows, own);
-    }
-    const std::int64_t begin = layout().first_here() * input.numel();
-    const std::int64_t end = begin + own.numel();
-    share(rows.narrow(0, 0, begin));
-    share(rows.narrow(0, end, rows.numel() - end));
-  }
-
-  void all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-    groups_.inside->all_reduce(tensor, op)->wait();
-    if (leads()) {
-      groups_.between->all_reduce(tensor, op)->wait();
-    }
-    share(tensor);
-  }
-
-  /// This host's part of `rows` becomes the reduction of that part; the others' are used up.
-  void reduce_scatter(const at::Tensor& rows, ReduceOp op) const {
-    const at::Tensor own = rows_of(rows, layout().host);
-    groups_.inside->all_reduce(rows, op)->wait();
-    if (leads()) {
-      reduce_between(own, rows, op);
-    }
-    share(own);
-  }
-
-  void broadcast(const at::Tensor& tensor, int root) const {
-    const HostLayout of_root(as_rank(root));
-    const bool here = of_root.host == layout().host;
-    if (here) {
-      groups_.inside->broadcast(tensor, of_root.local)->wait();
-    }
-    if (leads()) {
-      groups_.between->broadcast(tensor, of_root.host)->wait();
-    }
-    if (!here) {
-      share(tensor);
-    }
-  }
-
-  void barrier() const {
-    groups_.inside->barrier();
-    if (leads()) {
-      groups_.between->barrier();
-    }
-    groups_.inside->barrier();
-  }
-
-  GroupInfo as_rank(int rank) const {
-    GroupInfo info = group();
-    info.rank = rank;
-    return info;
-  }
-
- private:
-  at::Tensor rows_of(const at::Tensor& rows, int host) const {
-    const std::int64_t row = rows.numel() / group().size();
-    return rows.narrow(0, layout().first[static_cast<std::size_t>(host)] * row,
-                       layout().count(host) * row);
-  }
-
-  /// The leader's bytes go to the other ranks of its host.
-  void share(const at::Tensor& tensor) const {
-    if (tensor.numel() > 0) {
-      groups_.inside->broadcast(tensor, 0)->wait();
-    }
-  }
-
-  /// Each leader has the rows of its host, and gets those of the others.
-  void exchange(const at::Tensor& rows, const at::Tensor& own) const {
-    if (layout().even()) {
-      groups_.between->all_gather(rows, own)->wait();
-      return;
-    }
-    std::vector<WorkPtr> works;
-    for (int host = 0; host < layout().hosts(); ++host) {
-      works.push_back(groups_.between->broadcast(rows_of(rows, host), host));
-    }
-    for (const WorkPtr& work : works) {
-      work->wait();
-    }
-  }
-
-  void reduce_between(const at::Tensor& own, const at::Tensor& rows, ReduceOp op) const {
-    const std::int64_t row = rows.numel() / group().size();
-    std::vector<std::int64_t> sent;
-    for (int host = 0; host < layout().hosts(); ++host) {
-      sent.push_back(layout().count(host) * row);
-    }
-    const std::vector<std::int64_t> received(sent.size(), own.numel());
-    const at::Tensor parts = at::empty({layout().hosts(), own.numel()}, rows.options());
-    groups_.between->all_to_all(parts, rows, received, sent)->wait();
-    std::vector<const std::byte*> sources;
-    for (std::size_t host = 0; host < sent.size(); ++host) {
-      sources.push_back(data_of(parts) + host * own.nbytes());
-    }
-    // Not by libtorch, whose operators would start threads beside those that compute.
-    find_reduce(rows.scalar_type(), op)(data_of(own), sources,
-                                        static_cast<std::size_t>(own.numel()));
-  }
-
-  HostGroups groups_;
-  std::atomic<bool> failed_{false};
-};
 
 /// A call under way. What is left to do on its results is done by the thread that waits, with the
 /// threads that it computes with.
@@ -213,7 +66,7 @@ class HierarchicalCommunicator final : public Communicator {
     const at::Tensor from = as_bytes(input);
     const at::Tensor to = as_bytes(output);
     const at::Tensor rows = layout().in_order() ? to : at::empty_like(to);
-    count_all_gather(from.numel());
+    count((layout().hosts() - 1) * layout().count_here() * from.numel());
     return run(
         "all_gather", [=](const Phases& phases) { phases.all_gather(rows, from); },
         [this_order = layout().order, rows, to] { take_rows(to, rows, this_order); });
@@ -246,8 +99,8 @@ class HierarchicalCommunicator final : public Communicator {
       return done_work();
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor rows =
-        at::empty({input.numel()}, input.options().dtype(type_of_partials(input.scalar_type(), op)));
+    const at::Tensor rows = at::empty(
+        {input.numel()}, input.options().dtype(type_of_partials(input.scalar_type(), op)));
     put_rows(rows, input);
     const ReduceOp partial = op_of_partials(op);
     const std::int64_t others = rows.numel() - layout().count_here() * output.numel();
@@ -312,16 +165,6 @@ class HierarchicalCommunicator final : public Communicator {
 
   /// Only leaders send to other hosts.
   void count(std::int64_t bytes) { link_bytes_ += phases_->leads() ? bytes : 0; }
-
-  void count_all_gather(std::int64_t row) {
-    if (layout().even()) {
-      count(all_gather_link_bytes(phases_->between(), layout().count_here() * row));
-      return;
-    }
-    for (int host = 0; host < layout().hosts(); ++host) {
-      count(broadcast_link_bytes(phases_->between(), layout().count(host) * row, host));
-    }
-  }
 
   void check_reduction(const char* collective, const at::Tensor& tensor, ReduceOp op) const {
     TESSERA_CHECK(find_reduce(tensor.scalar_type(), op) != nullptr,

@@ -24,9 +24,8 @@ HostLayout::HostLayout(const GroupInfo& group) {
 
 bool HostLayout::even() const {
   return hosts() * count_here() == first.back() &&
-         std::ranges::adjacent_find(first, [step = count_here()](int a, int b) {
-           return b - a != step;
-         }) == first.end();
+         std::ranges::adjacent_find(
+             first, [step = count_here()](int a, int b) { return b - a != step; }) == first.end();
 }
 
 bool HostLayout::in_order() const {
