@@ -149,8 +149,9 @@ AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
   const at::Tensor from = x.contiguous();
   const AddRmsNormResult result{at::empty_like(from),
                                 residual.defined() ? at::empty_like(from) : from, empty_rstd(x)};
-  (has_cuda_kernels(x) ? norm_on_cuda : norm_by_rows)(from, dense(residual, x), weight, eps,
-                                                      result);
+  const at::Tensor added = dense(residual, x);
+  has_cuda_kernels(x) ? norm_on_cuda(from, added, weight, eps, result)
+                      : norm_by_rows(from, added, weight, eps, result);
   return result;
 }
 
@@ -244,8 +245,10 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
   if (!has_kernels(x)) {
     return composed_backward(grad, x, weight, rstd, sum_grad);
   }
-  return (has_cuda_kernels(x) ? backward_on_cuda : backward_by_rows)(
-      dense(grad, x), x.contiguous(), weight, rstd, dense(sum_grad, x));
+  const at::Tensor g = dense(grad, x);
+  const at::Tensor sum_g = dense(sum_grad, x);
+  return has_cuda_kernels(x) ? backward_on_cuda(g, x.contiguous(), weight, rstd, sum_g)
+                             : backward_by_rows(g, x.contiguous(), weight, rstd, sum_g);
 }
 
 }  // namespace tessera::kernels

@@ -35,7 +35,8 @@ struct Factors {
 };
 
 /// `lane` moved on to `to`.
-__attribute__((target("pclmul"))) inline __m128i moved_lane(__m128i lane, __m128i factors, __m128i to) {
+__attribute__((target("pclmul"))) inline __m128i moved_lane(__m128i lane, __m128i factors,
+                                                            __m128i to) {
   return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(lane, factors, 0x00),
                                      _mm_clmulepi64_si128(lane, factors, 0x11)),
                        to);
