@@ -20,14 +20,14 @@
 namespace tessera::comm {
 namespace {
 
-std::int64_t bytes_of(const at::Tensor& tensor) {
+std::int64_t input_bytes(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
 
-std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+std::int64_t input_bytes(const std::vector<at::Tensor>& tensors) {
   std::int64_t bytes = 0;
   for (const at::Tensor& tensor : tensors) {
-    bytes += bytes_of(tensor);
+    bytes += input_bytes(tensor);
   }
   return bytes;
 }
@@ -84,7 +84,7 @@ class CheckedCommunicator final : public Communicator {
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     check_pair("all_gather", output, input);
     check_ratio("all_gather", output, "output", input, "input");
-    return watched("all_gather", bytes_of(input), [&] {
+    return watched("all_gather", input_bytes(input), [&] {
       compare_purposes("all_gather", input);
       return inner_->all_gather(output, input);
     });
@@ -93,14 +93,15 @@ class CheckedCommunicator final : public Communicator {
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
     check_tensor("all_reduce", tensor, "tensor");
     check_op("all_reduce", tensor, op);
-    return watched("all_reduce", bytes_of(tensor), [&] { return inner_->all_reduce(tensor, op); });
+    return watched("all_reduce", input_bytes(tensor),
+                   [&] { return inner_->all_reduce(tensor, op); });
   }
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     check_pair("reduce_scatter", output, input);
     check_ratio("reduce_scatter", input, "input", output, "output");
     check_op("reduce_scatter", input, op);
-    return watched("reduce_scatter", bytes_of(input), [&] {
+    return watched("reduce_scatter", input_bytes(input), [&] {
       compare_purposes("reduce_scatter", input);
       return inner_->reduce_scatter(output, input, op);
     });
@@ -112,7 +113,7 @@ class CheckedCommunicator final : public Communicator {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       check_ratio("all_gather", outputs[i], "output", inputs[i], "input");
     }
-    return watched("all_gather", bytes_of(inputs), [&] {
+    return watched("all_gather", input_bytes(inputs), [&] {
       compare_purposes("all_gather", inputs.front());
       return inner_->all_gather_group(outputs, inputs);
     });
@@ -125,7 +126,7 @@ class CheckedCommunicator final : public Communicator {
       check_ratio("reduce_scatter", inputs[i], "input", outputs[i], "output");
     }
     check_op("reduce_scatter", inputs.front(), op);
-    return watched("reduce_scatter", bytes_of(inputs), [&] {
+    return watched("reduce_scatter", input_bytes(inputs), [&] {
       compare_purposes("reduce_scatter", inputs.front());
       return inner_->reduce_scatter_group(outputs, inputs, op);
     });
@@ -151,7 +152,7 @@ class CheckedCommunicator final : public Communicator {
     check_pair("all_to_all", output, input);
     check_counts(output, output_counts, "output");
     check_counts(input, input_counts, "input");
-    return watched("all_to_all", bytes_of(input),
+    return watched("all_to_all", input_bytes(input),
                    [&] { return inner_->all_to_all(output, input, output_counts, input_counts); });
   }
 
@@ -160,7 +161,7 @@ class CheckedCommunicator final : public Communicator {
     TESSERA_CHECK(root >= 0 && root < size(), describe(group_, "broadcast"), ": root ", root,
                   " is outside the group; pass a rank of the group, 0 to ", size() - 1);
     // Only the root sends.
-    return watched("broadcast", root == rank() ? bytes_of(tensor) : 0,
+    return watched("broadcast", root == rank() ? input_bytes(tensor) : 0,
                    [&] { return inner_->broadcast(tensor, root); });
   }
 
