@@ -27,6 +27,7 @@ struct GroupInfo {
   std::shared_ptr<GroupWatch> watch{};
   /// Of each rank, in group order; hosts are numbered as they come. Empty: not known, or one host.
   std::vector<int> hosts{};
+  int ranks_here = 1;  ///< of the world, on this rank's host
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }

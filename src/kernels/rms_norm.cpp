@@ -147,8 +147,8 @@ AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
     return composed(x, residual, weight, eps);
   }
   const at::Tensor from = x.contiguous();
-  const AddRmsNormResult result{at::empty_like(from),
-                                residual.defined() ? at::empty_like(from) : from, empty_rstd(x)};
+  AddRmsNormResult result{at::empty_like(from), residual.defined() ? at::empty_like(from) : from,
+                          empty_rstd(x)};
   const at::Tensor added = dense(residual, x);
   has_cuda_kernels(x) ? norm_on_cuda(from, added, weight, eps, result)
                       : norm_by_rows(from, added, weight, eps, result);

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <map>
 
 #include "backends.h"
@@ -33,7 +34,7 @@ std::vector<int> hosts_of(const JobInfo& job, const std::vector<int>& ranks) {
 
 /// The group of some ranks of a group.
 GroupInfo part_of(const GroupInfo& info, const char* which, const std::vector<int>& members) {
-  GroupInfo part{info.name + which, {}, 0, info.timeout, info.watch};
+  GroupInfo part{info.name + which, {}, 0, info.timeout, info.watch, {}, info.ranks_here};
   for (const int member : members) {
     if (member == info.rank) {
       part.rank = part.size();
@@ -119,6 +120,8 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
   if (info.size() > 1) {
     info.watch = std::make_shared<GroupWatch>(job.watch, use + info.name, info.ranks);
     info.hosts = hosts_of(job, info.ranks);
+    info.ranks_here = static_cast<int>(
+        std::ranges::count(job.hosts, job.hosts.at(static_cast<std::size_t>(job.rank))));
   }
   return info;
 }

@@ -78,7 +78,7 @@ class FakeWorld final : public World {
 
 std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options) {
-  const int size = static_cast<int>(hosts.size());
+  const auto size = static_cast<int>(hosts.size());
   check_options(options);
   TESSERA_CHECK(options.backend != "nccl", "thread_worlds: NCCL takes a process a rank; use gloo");
   disable_flight_recorder();

@@ -64,6 +64,12 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+/// Where ranks outnumber cores, the peer that one spins for is waiting for the core.
+int spins_before_sleep(const GroupInfo& group) {
+  static const unsigned cores = std::thread::hardware_concurrency();
+  return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
+}
+
 /// Leaves the core's resources to the other hardware thread while this one spins.
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -98,11 +104,7 @@ ShmSegment::ShmSegment(int fd, void* base, std::size_t bytes, int ranks, std::st
       base_(static_cast<std::byte*>(base)),
       bytes_(bytes),
       ranks_(ranks),
-      handle_(std::move(handle)) {
-  // Where ranks outnumber cores, the peer that one spins for is waiting for the core.
-  const bool core_each = std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks);
-  spins_ = core_each ? kSpins : 1;
-}
+      handle_(std::move(handle)) {}
 
 ShmSegment::ShmSegment(ShmSegment&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)),
@@ -110,7 +112,6 @@ ShmSegment::ShmSegment(ShmSegment&& other) noexcept
       bytes_(other.bytes_),
       ranks_(other.ranks_),
       slot_bytes_(other.slot_bytes_),
-      spins_(other.spins_),
       handle_(std::move(other.handle_)) {}
 
 ShmSegment::~ShmSegment() {
@@ -254,7 +255,8 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
 
 void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
   // Ranks in step meet within microseconds; only then is the kernel asked.
-  for (int i = 0; i < spins_; ++i) {
+  const int spins = spins_before_sleep(group);
+  for (int i = 0; i < spins; ++i) {
     if (arrived(round)) {
       return;
     }

@@ -80,7 +80,6 @@ class ShmSegment {
   std::size_t bytes_ = 0;
   int ranks_ = 0;
   std::size_t slot_bytes_ = 0;
-  int spins_ = 0;
   std::string handle_;
 };
 
