@@ -31,7 +31,7 @@ TEST(Crc32c, IsThatOfTheStandard) {
   }
 }
 
-/// Of the first n bytes, for each n, bit by bit.
+/// The sums of the first n bytes, for each n, computed bit by bit.
 std::vector<std::uint32_t> SumsByDefinition(std::span<const std::byte> bytes,
                                             std::uint32_t before) {
   std::vector<std::uint32_t> sums{before};

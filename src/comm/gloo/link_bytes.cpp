@@ -8,7 +8,7 @@ bool is_on_other_host(const GroupInfo& group, int rank) {
                                      group.hosts[static_cast<std::size_t>(group.rank)];
 }
 
-/// Of what this rank sends to the next one.
+/// The bytes of a ring that go to another host: all that this rank sends, or none.
 std::int64_t ring_link_bytes(const GroupInfo& group, std::int64_t bytes) {
   return is_on_other_host(group, (group.rank + 1) % group.size()) ? bytes : 0;
 }

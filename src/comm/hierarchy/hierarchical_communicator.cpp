@@ -69,7 +69,7 @@ class HierarchicalCommunicator final : public Communicator {
     count((layout().hosts() - 1) * layout().count_here() * from.numel());
     return run(
         "all_gather", [=](const Phases& phases) { phases.all_gather(rows, from); },
-        [this_order = layout().order, rows, to] { take_rows(to, rows, this_order); });
+        [order = layout().order, rows, to] { take_rows(to, rows, order); });
   }
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {

@@ -113,7 +113,7 @@ void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// Of the norm of a tensor, or of the sum of two: as many results of its sizes.
+/// The rule of a norm of `tensors` tensors, one or a sum of two. It has as many results like x.
 RuleFunction::Body rule_of_norm(std::size_t tensors) {
   return [tensors](const OpCall& call) -> std::optional<ShardingRule> {
     check_rms_norm_sizes(call.tensor(0).sizes,

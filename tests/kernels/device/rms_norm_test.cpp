@@ -148,8 +148,8 @@ void expect_both(const Case<T, W>& in) {
   expect_backward(in, backward<T, W, N>(in.call(), in.grad, found.rstd));
 }
 
-/// Of the sum of two rows: what the addition and the norm of its result give, and in backward the
-/// norm's gradient and its addition to that of the sum, each with the same bits.
+/// Forward equals an addition and then the norm, bit by bit. Backward equals the norm's backward
+/// and then the addition of the sum's own gradient, bit by bit.
 template <class T, class W, int N>
 void expect_of_sum(const Case<T, W>& in) {
   const auto added = [](const std::vector<T>& a, const std::vector<T>& b) {
