@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <random>
 #include <thread>
 
 #include "tessera/core/error.h"
@@ -131,17 +132,26 @@ void wait_for(std::vector<Child>& children, std::chrono::seconds deadline) {
 
 }  // namespace
 
+// Below the ports that the kernel gives to connections: of those, another test's may take one that
+// was free a moment ago.
 int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  close(fd);
-  TESSERA_CHECK(bound, "no free port: ", std::strerror(errno));
-  return ntohs(address.sin_port);
+  std::random_device random;
+  std::uniform_int_distribution<int> ports(10000, 29999);
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const int port = ports(random);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+    close(fd);
+    if (bound) {
+      return port;
+    }
+  }
+  TESSERA_CHECK(false, "no free port: ", std::strerror(errno));
+  return 0;
 }
 
 std::vector<Ended> RunProcesses(int size, const std::string& body,
