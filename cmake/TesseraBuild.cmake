@@ -157,14 +157,13 @@ endfunction()
 add_custom_target(tessera_tests)
 
 # tessera_test(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] USES <target>...
-#              [NO_TORCH] [SERIAL] [WAITING <filter>...] [SWEEPS <filter>])
+#              [NO_TORCH] [SERIAL] [WAITING <filter>...])
 # A GoogleTest program and one CTest test: a process for each of its tests would spend nine tenths
 # of the time on loading libtorch. SOURCES, EXCEPT, ALONE: as in tessera_layer. SERIAL: it takes every
 # core. WAITING: the tests of each of these filters mostly wait for time-outs, and so are a separate
-# CTest test that runs beside the others. SWEEPS: those of this filter are another CTest test, which the
-# sanitizers leave out.
+# CTest test that runs beside the others.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "SWEEPS" "SOURCES;EXCEPT;ALONE;USES;WAITING" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;EXCEPT;ALONE;USES;WAITING" ${ARGN})
   if(NOT ARG_SOURCES)
     tessera_find_sources(ARG_SOURCES ${ARG_EXCEPT} ${ARG_ALONE})
   endif()
@@ -178,10 +177,7 @@ function(tessera_test name)
   endif()
   target_compile_options(${name} PRIVATE ${TESSERA_TEST_OPTIMIZE})
   list(JOIN ARG_WAITING ":" waiting)
-  tessera_run_test(${name} ${name} 2 "*-${waiting}:${ARG_SWEEPS}")
-  if(ARG_SWEEPS)
-    tessera_run_test(${name}_sweeps ${name} 2 ${ARG_SWEEPS})
-  endif()
+  tessera_run_test(${name} ${name} 2 "*-${waiting}")
   foreach(filter IN LISTS ARG_WAITING)
     string(MAKE_C_IDENTIFIER ${name}_${filter} part)
     tessera_run_test(${part} ${name} 1 ${filter})
