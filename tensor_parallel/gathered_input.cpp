@@ -1,8 +1,10 @@
 // The gathered input of column-wise products, which backward gathers again. Autograd's graph for
 // one input x and a product y_i of each weight:
 //
-//   x shard <- GatherBackward <- x whole <- ProductBackward_i <- y_i
-//                         weight_i <- WeightBackward_i <-'
+//   x shard <- GatherBackward <- x whole <- SumBackward <- ProductBackward_i <- y_i
+//                                    weight_i <- WeightBackward_i <-'
+//
+// Products of linear_products() share one SumBackward, others have one each.
 //
 // The gradient of the weight is a separate node, so that it may run late: its sequence number is
 // lower than that of GatherBackward, and autograd's engine takes the ready node with the highest.
@@ -55,15 +57,14 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 /// The products of a Linear; `bias` may be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
-  at::Tensor (*of_input)(const at::Tensor& gradient, const at::Tensor& weight);
+  /// Of matrices, added to `sum`, which may be undefined.
+  at::Tensor (*of_input)(const at::Tensor& sum, const at::Tensor& gradient,
+                         const at::Tensor& weight);
   /// Of distributed ones, for a node whose first input is the weight.
   at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
-constexpr Products kProducts{nn::detail::linear_product,
-                             [](const at::Tensor& gradient, const at::Tensor& weight) {
-                               return at::matmul(gradient, weight);
-                             },
+constexpr Products kProducts{nn::detail::linear_product, nn::detail::with_product,
                              [](Node& node, const at::Tensor& gradient, const at::Tensor& x) {
                                return nn::detail::gradient_of_weight(
                                    node, 0, gradient.flatten(0, -2), x.flatten(0, -2));
@@ -73,7 +74,10 @@ constexpr Products kFp8Products{
       const at::Tensor product = tessera::detail::fp8_linear(x, weight);
       return bias.defined() ? product.add(bias) : product;
     },
-    tessera::detail::fp8_linear_input_grad,
+    [](const at::Tensor& sum, const at::Tensor& gradient, const at::Tensor& weight) {
+      const at::Tensor term = tessera::detail::fp8_linear_input_grad(gradient, weight);
+      return sum.defined() ? sum.add(term) : term;
+    },
     [](Node&, const at::Tensor& gradient, const at::Tensor& x) {
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
@@ -158,42 +162,71 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// x = (gradient of y) weight: on each rank a term of it.
+/// x = sum of (gradient of y_i) weight_i: on each rank a term of it.
+struct SumBackward final : Node {
+  explicit SumBackward(const Products& p) : products(p) {}
+
+  Edge add(const at::Tensor& product, const at::Tensor& weight) {
+    weights.emplace_back(weight, /*is_output=*/false);
+    return Edge(tessera::detail::pointer_to(*this), add_input_metadata(product));
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    check_first_order();
+    at::Tensor sum;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) {
+        const DistributedTensor of_product(std::exchange(gradients[i], {}));
+        sum = with_term(sum, of_product, weights[i].unpack());
+      }
+    }
+    return {sum};
+  }
+  void release_variables() override {
+    for (SavedVariable& weight : weights) {
+      weight.reset_data();
+    }
+  }
+  std::string name() const override { return "SumBackward"; }
+
+  at::Tensor with_term(const at::Tensor& sum, const DistributedTensor& of_product,
+                       const at::Tensor& weight) const {
+    const at::Tensor rows = local_tensor(of_product.tensor()).flatten(0, -2);
+    const at::Tensor before = sum.defined() ? local_tensor(sum).flatten(0, -2) : at::Tensor();
+    std::vector<std::int64_t> sizes = of_product.tensor().sizes().vec();
+    sizes.back() = weight.size(1);
+    const at::Tensor term = products.of_input(before, rows, local_tensor(weight)).reshape(sizes);
+    const auto& [mesh, layout] = sharding_spec(of_product.tensor());
+    const LayoutPtr partial = to_layout(layout->mesh_sizes(), {Partial{}}, sizes);
+    return make_distributed(term, {mesh, partial}, sizes);
+  }
+
+  const Products& products;
+  std::vector<SavedVariable> weights;
+};
+
+/// Hands on the gradient of y, as this rank has it.
 struct ProductBackward final : Node {
-  ProductBackward(std::shared_ptr<GatheredInput> i, const at::Tensor& w, ShardingSpec o,
-                  const Products& p)
-      : products(p), input(std::move(i)), weight(w, /*is_output=*/false), output(std::move(o)) {}
+  ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
+      : input(std::move(i)), output(std::move(o)) {}
 
   variable_list apply(variable_list&& gradients) override {
     check_first_order();
     if (!gradients[0].defined()) {
       return {at::Tensor(), at::Tensor()};
     }
-    const DistributedTensor of_output =
-        gradient_on(output.mesh, gradients[0]).redistribute(output.layout);
+    const at::Tensor of_output =
+        gradient_on(output.mesh, gradients[0]).redistribute(output.layout).tensor();
     const bool of_weight = task_should_compute_output(1);
     if (of_weight) {
       input->expect_use();
     }
-    return {task_should_compute_output(0) ? input_gradient(of_output) : at::Tensor(),
-            of_weight ? of_output.tensor() : at::Tensor()};
+    return {task_should_compute_output(0) ? of_output : at::Tensor(),
+            of_weight ? of_output : at::Tensor()};
   }
-  void release_variables() override { weight.reset_data(); }
   std::string name() const override { return "ProductBackward"; }
 
-  at::Tensor input_gradient(const DistributedTensor& of_output) const {
-    const at::Tensor matrix = weight.unpack();
-    std::vector<std::int64_t> sizes = of_output.tensor().sizes().vec();
-    sizes.back() = matrix.size(1);
-    const at::Tensor term =
-        products.of_input(local_tensor(of_output.tensor()), local_tensor(matrix));
-    const LayoutPtr sum = to_layout(output.layout->mesh_sizes(), {Partial{}}, sizes);
-    return make_distributed(term, {output.mesh, sum}, sizes);
-  }
-
-  const Products& products;
   std::shared_ptr<GatheredInput> input;
-  SavedVariable weight;
   ShardingSpec output;
 };
 
@@ -221,14 +254,11 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const Pr
 }
 
 at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      const Products& products) {
+                      const Products& products, const tessera::detail::NodePtr<SumBackward>& sum) {
   const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight);
-  if (gather == nullptr) {
-    return products.of_output(x, weight, bias);
-  }
   at::Tensor product = local_product(x, weight, products);
-  const auto node = tessera::detail::make_node<ProductBackward>(gather->input, weight,
-                                                                sharding_spec(product), products);
+  const auto node =
+      tessera::detail::make_node<ProductBackward>(gather->input, sharding_spec(product));
   Edge of_weight;
   if (weight.requires_grad()) {
     const auto late =
@@ -236,9 +266,44 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
     tessera::detail::set_inputs(*late, weight);
     of_weight = Edge(late, late->add_input_metadata(product));
   }
-  node->set_next_edges({tessera::detail::edge_to(x), of_weight});
+  node->set_next_edges({sum->add(product, weight), of_weight});
   tessera::detail::set_node(product, node);
   return bias.defined() ? product.add(bias) : product;
+}
+
+/// Those of an x that no gather has made are `others`', or, if there are none, by themselves.
+class RegatheredProducts final : public nn::detail::LinearProducts {
+ public:
+  explicit RegatheredProducts(const Products& products,
+                              std::unique_ptr<nn::detail::LinearProducts> others = nullptr)
+      : products_(products), others_(std::move(others)) {}
+
+  at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) override {
+    if (gather_of(x, weight) == nullptr) {
+      return others_ != nullptr ? others_->add(x, weight, bias)
+                                : products_.of_output(x, weight, bias);
+    }
+    if (!x_.is_same(x)) {
+      x_ = x;
+      sum_ = tessera::detail::make_node<SumBackward>(products_);
+      tessera::detail::set_inputs(*sum_, x);
+    }
+    return regathered(x, weight, bias, products_, sum_);
+  }
+
+ private:
+  const Products& products_;
+  std::unique_ptr<nn::detail::LinearProducts> others_;
+  at::Tensor x_;  ///< of the last one
+  tessera::detail::NodePtr<SumBackward> sum_;
+};
+
+std::unique_ptr<nn::detail::LinearProducts> make_regathered_products() {
+  return std::make_unique<RegatheredProducts>(kProducts, nn::detail::make_linear_products());
+}
+
+std::unique_ptr<nn::detail::LinearProducts> make_regathered_fp8_products() {
+  return std::make_unique<RegatheredProducts>(kFp8Products);
 }
 
 }  // namespace
@@ -264,13 +329,15 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
 nn::LinearProduct regathered_product(const nn::Linear& linear) {
   const Products& products = nn::is_fp8(linear) ? kFp8Products : kProducts;
   return [&products](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-    return regathered(x, weight, bias, products);
+    return RegatheredProducts(products).add(x, weight, bias);
   };
 }
 
 void set_regathered_product(nn::ModuleBase& module, bool regather) {
   if (auto* linear = dynamic_cast<nn::Linear*>(&module); linear != nullptr && regather) {
-    linear->set_product(regathered_product(*linear));
+    linear->set_product(regathered_product(*linear), nn::is_fp8(*linear)
+                                                         ? make_regathered_fp8_products
+                                                         : make_regathered_products);
   }
 }
 

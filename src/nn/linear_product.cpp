@@ -1,6 +1,7 @@
 // The product of a Linear, with a node in autograd's graph instead of libtorch's two. Forward and
 // gradients call the operators that libtorch's do, so that they have the same bits, and on
-// distributed tensors the same layouts and collectives.
+// distributed tensors the same layouts and collectives. Products that share x have a node for its
+// gradient, which adds their terms as it computes them.
 
 #include "tessera/nn/detail/linear_product.h"
 
@@ -8,6 +9,8 @@
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -31,38 +34,105 @@ at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
 }
 
-/// Whether the local part of `sum` takes the product of those of rows^T and x, and no other part.
-bool is_local_sum(const at::Tensor& sum, const at::Tensor& rows, const at::Tensor& x) {
-  const ShardingSpec& of_sum = sharding_spec(sum);
-  const ShardingSpec& of_rows = sharding_spec(rows);
-  const ShardingSpec& of_x = sharding_spec(x);
-  const auto whole_rows = [](const Layout& layout) {
-    return layout.digits(0).empty() && !layout.is_partial();
-  };
-  return of_sum.mesh == of_rows.mesh && of_sum.mesh == of_x.mesh && whole_rows(*of_rows.layout) &&
-         whole_rows(*of_x.layout) && !of_sum.layout->is_partial() &&
-         of_sum.layout->digits(0) == of_rows.layout->digits(1) &&
-         of_sum.layout->digits(1) == of_x.layout->digits(1);
+/// The reduction over `mesh_dims` alone, by sums.
+bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
+  std::ranges::sort(mesh_dims);
+  return std::ranges::equal(layout.partial(), mesh_dims, [](const PartialDim& partial, int dim) {
+    return partial == PartialDim{dim, ReduceOp::kSum};
+  });
 }
 
-bool can_add(const at::Tensor& sum, const at::Tensor& rows, const at::Tensor& x) {
-  if (!sum.defined() || sum.layout() != c10::kStrided || sum.scalar_type() != rows.scalar_type() ||
-      sum.scalar_type() != x.scalar_type() ||
-      sum.sizes() != at::IntArrayRef{rows.size(1), x.size(1)} ||
+/// Two matrices that are multiplied, and the dimension of each that is summed over.
+struct Factors {
+  const at::Tensor& a;
+  int summed_of_a;
+  const at::Tensor& b;
+  int summed_of_b;
+
+  int kept_of_a() const { return 1 - summed_of_a; }
+  int kept_of_b() const { return 1 - summed_of_b; }
+};
+
+/// Whether the local part of `sum` takes the product of those of a and b, and no other part.
+bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
+  const ShardingSpec& of_sum = sharding_spec(sum);
+  const ShardingSpec& of_a = sharding_spec(factors.a);
+  const ShardingSpec& of_b = sharding_spec(factors.b);
+  return of_sum.mesh == of_a.mesh && of_sum.mesh == of_b.mesh && !of_a.layout->is_partial() &&
+         !of_b.layout->is_partial() &&
+         of_a.layout->digits(factors.summed_of_a) == of_b.layout->digits(factors.summed_of_b) &&
+         of_sum.layout->digits(0) == of_a.layout->digits(factors.kept_of_a()) &&
+         of_sum.layout->digits(1) == of_b.layout->digits(factors.kept_of_b()) &&
+         sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
+}
+
+/// Whether the product may be added to `sum` as it is computed.
+bool can_add(const at::Tensor& sum, const Factors& factors) {
+  const auto& [a, summed_of_a, b, summed_of_b] = factors;
+  if (!sum.defined() || sum.layout() != c10::kStrided || sum.scalar_type() != a.scalar_type() ||
+      sum.scalar_type() != b.scalar_type() ||
+      sum.sizes() != at::IntArrayRef{a.size(factors.kept_of_a()), b.size(factors.kept_of_b())} ||
       !local_tensor(sum).is_contiguous()) {
     return false;
   }
   const bool distributed = tessera::is_distributed(sum);
-  return tessera::is_distributed(rows) == distributed &&
-         tessera::is_distributed(x) == distributed && (!distributed || is_local_sum(sum, rows, x));
+  return tessera::is_distributed(a) == distributed && tessera::is_distributed(b) == distributed &&
+         (!distributed || is_local_sum(sum, factors));
 }
 
+/// The gradient of x, of products with several weights. Its inputs are the gradients of their
+/// results.
+struct InputNode final : tessera::detail::Node {
+  explicit InputNode(const at::Tensor& x) { tessera::detail::set_inputs(*this, x); }
+
+  /// One more product is about to be computed.
+  void keep(const at::Tensor& weight) { weights_.emplace_back(weight, /*is_output=*/false); }
+  /// Where the gradient of its result goes.
+  tessera::detail::Edge edge_of(const at::Tensor& result) {
+    return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    const std::lock_guard lock(mutex_);
+    at::Tensor sum;
+    std::vector<std::int64_t> sizes;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) {
+        sizes = gradients[i].sizes().vec();
+        sum = with_product(sum, as_matrix(gradients[i]), weights_[i].unpack());
+        gradients[i].reset();
+      }
+    }
+    if (sum.defined()) {
+      sizes.back() = sum.size(1);
+      sum = sum.reshape(sizes);
+    }
+    return {sum};
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (SavedVariable& weight : weights_) {
+      weight.reset_data();
+    }
+  }
+
+  std::string name() const override { return "LinearInputBackward"; }
+
+ private:
+  std::vector<SavedVariable> weights_;
+};
+
 struct LinearNode final : tessera::detail::Node {
-  LinearNode(const at::Tensor& x, const at::Tensor& weight) {
+  /// `of_input`: computes the gradient of x, from that of the result; nullptr: this node does.
+  LinearNode(const at::Tensor& x, const at::Tensor& weight, InputNode* of_input)
+      : passes_on_(of_input != nullptr) {
     if (weight.requires_grad()) {
       x_.emplace(x);
     }
-    if (x.requires_grad()) {
+    if (passes_on_) {
+      of_input->keep(weight);
+    } else if (x.requires_grad()) {
       weight_.emplace(weight, /*is_output=*/false);
     }
   }
@@ -80,10 +150,7 @@ struct LinearNode final : tessera::detail::Node {
       results[1] = gradient_of_weight(*this, 1, rows, as_matrix(x_->unpack()));
     }
     if (task_should_compute_output(0)) {
-      std::vector<std::int64_t> sizes = gradient.sizes().vec();
-      const at::Tensor weight = weight_->unpack();
-      sizes.back() = weight.size(1);
-      results[0] = at::mm(rows, weight).reshape(sizes);
+      results[0] = passes_on_ ? gradient : gradient_of_input(gradient, rows);
     }
     if (task_should_compute_output(2)) {
       results[2] = rows;  // the engine sums it to the bias's sizes
@@ -103,6 +170,15 @@ struct LinearNode final : tessera::detail::Node {
 
   std::string name() const override { return "LinearBackward"; }
 
+ private:
+  at::Tensor gradient_of_input(const at::Tensor& gradient, const at::Tensor& rows) const {
+    std::vector<std::int64_t> sizes = gradient.sizes().vec();
+    const at::Tensor weight = weight_->unpack();
+    sizes.back() = weight.size(1);
+    return at::mm(rows, weight).reshape(sizes);
+  }
+
+  const bool passes_on_;
   std::optional<KeptTensor> x_;
   std::optional<SavedVariable> weight_;
 };
@@ -124,12 +200,63 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
 }
 
+/// A product that takes a node. `of_input`: as of LinearNode.
+at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                            InputNode* of_input) {
+  // Before the product: a recomputation ends with the last tensor that is kept.
+  const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
+  tessera::detail::set_inputs(*node, x, weight, bias);
+  at::Tensor y;
+  {
+    const c10::NoGradGuard no_grad;
+    y = product(x, weight, bias);
+  }
+  if (of_input != nullptr) {
+    node->set_next_edge(0, of_input->edge_of(y));
+  }
+  // A view that was made without gradients may not be written to with them.
+  if (y.is_view()) {
+    y = tessera::detail::alias_tensor(y);
+  }
+  tessera::detail::set_node(y, node);
+  return y;
+}
+
+class PlainProducts final : public LinearProducts {
+ public:
+  at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) override {
+    if (!x.requires_grad() || !takes_node(x, weight, bias)) {
+      return linear_product(x, weight, bias);
+    }
+    if (!x_.is_same(x)) {
+      x_ = x;
+      of_input_ = tessera::detail::make_node<InputNode>(x);
+    }
+    return recorded_product(x, weight, bias, of_input_.get());
+  }
+
+ private:
+  at::Tensor x_;  ///< of the last one
+  tessera::detail::NodePtr<InputNode> of_input_;
+};
+
 }  // namespace
+
+at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (!sum.defined()) {
+    return at::mm(a, b);
+  }
+  if (c10::GradMode::is_enabled() || !can_add(sum, {a, 1, b, 0})) {
+    return sum.add(at::mm(a, b));
+  }
+  local_tensor(sum).addmm_(local_tensor(a), local_tensor(b));
+  return sum;
+}
 
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x) {
   const tessera::detail::OpenGradient open(node, node.next_edge(output));
-  if (!can_add(open.tensor(), rows, x)) {
+  if (!can_add(open.tensor(), {rows, 0, x, 0})) {
     return at::mm(rows.t(), x);
   }
   const at::Tensor sum = local_tensor(open.tensor());
@@ -138,23 +265,12 @@ at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (!takes_node(x, weight, bias)) {
-    return product(x, weight, bias);
-  }
-  // Before the product: a recomputation ends with the last tensor that is kept.
-  const auto node = tessera::detail::make_node<LinearNode>(x, weight);
-  tessera::detail::set_inputs(*node, x, weight, bias);
-  at::Tensor y;
-  {
-    const c10::NoGradGuard no_grad;
-    y = product(x, weight, bias);
-  }
-  // A view that was made without gradients may not be written to with them.
-  if (y.is_view()) {
-    y = tessera::detail::alias_tensor(y);
-  }
-  tessera::detail::set_node(y, node);
-  return y;
+  return takes_node(x, weight, bias) ? recorded_product(x, weight, bias, nullptr)
+                                     : product(x, weight, bias);
+}
+
+std::unique_ptr<LinearProducts> make_linear_products() {
+  return std::make_unique<PlainProducts>();
 }
 
 }  // namespace tessera::nn::detail

@@ -39,6 +39,10 @@ at::Tensor Linear::forward(const at::Tensor& x, const LinearProduct& product) {
   return product(x, *weight, own_bias());
 }
 
+detail::MakeLinearProducts Linear::products_together() const {
+  return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
+}
+
 /// rowwise_parallel defers the bias: it adds it after the sum over ranks.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();

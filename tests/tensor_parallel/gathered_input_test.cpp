@@ -2,9 +2,12 @@
 // in which order, against inputs that are kept.
 #include <torch/csrc/autograd/autograd.h>
 
+#include <tuple>
+
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/added_terms.h"
 #include "testing/distributed.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/module_values.h"
@@ -45,9 +48,10 @@ std::vector<at::Tensor> gradients_of_block(Rank& rank, bool regather,
 }
 
 TEST(GatheredInput, GivesTheGradientsOfAKeptOne) {
-  for (const auto& [ranks, bias] : {std::pair(2, false), std::pair(3, true)}) {
-    RunRanks(ranks, [&, with_bias = bias](Rank& rank) {
-      const testing::SmallLlamaConfig config{.bias = with_bias};
+  for (const auto& [ranks, bias, together] :
+       {std::tuple(2, false, false), {2, false, true}, {3, true, false}, {3, true, true}}) {
+    RunRanks(ranks, [&, with_bias = bias, as_one = together](Rank& rank) {
+      const testing::SmallLlamaConfig config{.bias = with_bias, .together = as_one};
       const std::vector<at::Tensor> kept = gradients_of_block(rank, false, config, 10);
       const std::vector<at::Tensor> again = gradients_of_block(rank, true, config, 10);
       ASSERT_EQ(kept.size(), again.size());
@@ -78,9 +82,13 @@ TEST(GatheredInput, KeepsAtMostItsShard) {
   });
 }
 
-TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
+/// Products as one function of autograd, and each by itself.
+class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
+
+TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{});
+    testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{.together = GetParam()});
     parallelize_module(mixer, mesh,
                        {{"", prepare_module_input({.input_layouts = {Shard{0}},
                                                    .desired_input_layouts = {Replicate{}}})},
@@ -106,9 +114,9 @@ TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
   });
 }
 
-TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
+TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenWeights) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{});
+    testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{.together = GetParam()});
     mixer.q->slot("weight")->get().set_requires_grad(false);
     parallelize_module(mixer, mesh,
                        {{"", prepare_module_input({.input_layouts = {Shard{0}},
@@ -131,6 +139,19 @@ TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
     // Added within the product, and so rounded otherwise than two of them.
     EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).allclose(of_k.mul(2), 1e-5, 1e-6));
   });
+}
+
+TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
+  testing::AddedTerms::reset();
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
+    parallelize_module(block, mesh, plan_of_block(/*regather=*/true));
+    const at::Tensor x = split_leaf(testing::uniform_values({10, 8}, 0.2), mesh);
+    const testing::AddedTerms counted;
+    DistributedTensor(block(x)).to_local().square().sum().backward();
+  });
+  // On each rank two of query, key and value, and one of gate and up.
+  EXPECT_EQ(testing::AddedTerms::products(), 2 * 3);
 }
 
 TEST(GatheredInput, RefusesASecondDerivative) {

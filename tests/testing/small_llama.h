@@ -3,6 +3,7 @@
 #include <ATen/ops/silu.h>
 #include <c10/core/GradMode.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,12 +22,27 @@ struct SmallLlamaConfig {
   std::int64_t vocabulary = 13, dim = 8, inner = 30, hidden = 10;
   int depth = 2;
   bool bias = false;
+  bool together = true;  ///< products of one input by linear_products()
 };
+
+/// linear(x) of each.
+inline std::vector<at::Tensor> products_of(
+    const SmallLlamaConfig& c, const at::Tensor& x,
+    const std::vector<std::reference_wrapper<nn::Linear>>& linears) {
+  if (c.together) {
+    return nn::linear_products(x, linears);
+  }
+  std::vector<at::Tensor> results;
+  for (nn::Linear& linear : linears) {
+    results.push_back(linear(x));
+  }
+  return results;
+}
 
 /// Where attention is in a Llama: three projections, something local, and one back.
 class Mixer : public nn::Module<Mixer> {
  public:
-  explicit Mixer(const SmallLlamaConfig& c) {
+  explicit Mixer(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};
     q = register_module("q", std::make_shared<nn::Linear>(c.dim, c.inner, options));
     k = register_module("k", std::make_shared<nn::Linear>(c.dim, c.inner, options));
@@ -34,20 +50,26 @@ class Mixer : public nn::Module<Mixer> {
     o = register_module("o", std::make_shared<nn::Linear>(c.inner, c.dim, options));
   }
   at::Tensor forward(const at::Tensor& x) {
-    return (*o)(at::silu((*q)(x)).mul((*k)(x)).add((*v)(x)));
+    const std::vector<at::Tensor> qkv = products_of(config, x, {*q, *k, *v});
+    return (*o)(at::silu(qkv[0]).mul(qkv[1]).add(qkv[2]));
   }
+  SmallLlamaConfig config;
   std::shared_ptr<nn::Linear> q, k, v, o;
 };
 
 class GatedMlp : public nn::Module<GatedMlp> {
  public:
-  explicit GatedMlp(const SmallLlamaConfig& c) {
+  explicit GatedMlp(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};
     gate = register_module("gate", std::make_shared<nn::Linear>(c.dim, c.hidden, options));
     up = register_module("up", std::make_shared<nn::Linear>(c.dim, c.hidden, options));
     down = register_module("down", std::make_shared<nn::Linear>(c.hidden, c.dim, options));
   }
-  at::Tensor forward(const at::Tensor& x) { return (*down)(nn::silu_mul((*gate)(x), (*up)(x))); }
+  at::Tensor forward(const at::Tensor& x) {
+    const std::vector<at::Tensor> gate_up = products_of(config, x, {*gate, *up});
+    return (*down)(nn::silu_mul(gate_up[0], gate_up[1]));
+  }
+  SmallLlamaConfig config;
   std::shared_ptr<nn::Linear> gate, up, down;
 };
 

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "tessera/export.h"
 #include "tessera/nn/detail/deferred_bias.h"
+#include "tessera/nn/detail/linear_products.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
@@ -39,9 +41,17 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
   /// From now on forward(x) is `product` of x. For styles of parallelism; not collective, and every
   /// rank must set the same.
-  void set_product(LinearProduct product) { product_ = std::move(product); }
+  void set_product(LinearProduct product) { set_product(std::move(product), nullptr); }
+  /// `together` does the same for several products of one x; nullptr: linear_products() calls the
+  /// module as any.
+  void set_product(LinearProduct product, detail::MakeLinearProducts together) {
+    product_ = std::move(product);
+    together_ = together;
+  }
   void reset_parameters(const InitContext& init) override;
 
+  /// What makes its product together with those of others; nullptr: there is nothing that does.
+  detail::MakeLinearProducts products_together() const;
   /// Whether set_defer_bias() asked for it and there is a bias.
   bool defers_bias() const { return leaves_out_bias() && bias.defined(); }
 
@@ -57,7 +67,15 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   std::int64_t in_features_;
   std::int64_t out_features_;
   LinearProduct product_;  ///< empty: aten::linear
+  detail::MakeLinearProducts together_ = detail::make_linear_products;
 };
+
+/// linear(x) of each of `linears`, in order. In backward the terms of x's gradient are added in the
+/// products, without passes over them, unless one of the modules has an adapter, is checkpointed,
+/// or has a product of another kind. Throws, and is collective, as the calls. Gradient: that of the
+/// calls, but for the order of additions.
+std::vector<at::Tensor> linear_products(const at::Tensor& x,
+                                        const std::vector<std::reference_wrapper<Linear>>& linears);
 
 }  // namespace tessera::nn
 TESSERA_API_END

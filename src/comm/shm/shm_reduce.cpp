@@ -73,12 +73,16 @@ void reduce(std::byte* output, std::span<const std::byte* const> sources, std::s
   const auto terms = static_cast<A>(static_cast<float>(sources.size()));
   for (std::size_t start = 0; start < elements; start += kBlock) {
     const std::size_t count = std::min(kBlock, elements - start);
-    const T* first = reinterpret_cast<const T*>(sources[0]) + start;
+    const auto values_of = [&](std::size_t source) {
+      return reinterpret_cast<const T*>(sources[source]) + start;
+    };
+    const T* first = values_of(0);
+    const T* second = values_of(1);
     for (std::size_t i = 0; i < count; ++i) {
-      sums[i] = static_cast<A>(first[i]);
+      sums[i] = combine<kOp>(static_cast<A>(first[i]), static_cast<A>(second[i]));
     }
-    for (const std::byte* source : sources.subspan(1)) {
-      const T* values = reinterpret_cast<const T*>(source) + start;
+    for (std::size_t source = 2; source < sources.size(); ++source) {
+      const T* values = values_of(source);
       for (std::size_t i = 0; i < count; ++i) {
         sums[i] = combine<kOp>(sums[i], static_cast<A>(values[i]));
       }

@@ -13,8 +13,8 @@
 namespace tessera::comm {
 
 /// `output[i]` = the reduction of `sources[0][i], sources[1][i], ...`, in that order on every rank,
-/// so that all ranks that compute it get the same bits. 16-bit floats accumulate in fp32. `output`
-/// may be one of the sources.
+/// so that all ranks that compute it get the same bits. There are two sources or more. 16-bit
+/// floats accumulate in fp32. `output` may be one of the sources.
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 

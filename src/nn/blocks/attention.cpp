@@ -94,7 +94,8 @@ Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& 
   const std::int64_t size = options_.head_dim;
   if (fused_ == nullptr) {
     const auto own = [&](const at::Tensor& t) { return heads(t, {t.size(-1) / size, size}); };
-    return turned({own((*query_)(x)), own((*key_)(x)), own((*value_)(x))}, inputs);
+    const std::vector<at::Tensor> qkv = linear_products(x, {*query_, *key_, *value_});
+    return turned({own(qkv[0]), own(qkv[1]), own(qkv[2])}, inputs);
   }
   const at::Tensor product = (*fused_)(x);
   const std::int64_t queries = options_.heads / options_.kv_heads;

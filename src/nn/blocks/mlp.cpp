@@ -59,7 +59,11 @@ SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
 /// One fused kernel for the activation and the product, so that the activation's result is not kept
 /// for backward.
 at::Tensor SwiGlu::gated(const at::Tensor& x) {
-  return fused_ != nullptr ? silu_mul((*fused_)(x)) : silu_mul((*gate_)(x), (*up_)(x));
+  if (fused_ != nullptr) {
+    return silu_mul((*fused_)(x));
+  }
+  const std::vector<at::Tensor> gate_up = linear_products(x, {*gate_, *up_});
+  return silu_mul(gate_up[0], gate_up[1]);
 }
 
 at::Tensor SwiGlu::forward(const at::Tensor& x) {

@@ -6,6 +6,7 @@
 
 #include "tessera/export.h"
 #include "tessera/internals/detail/graph_node.h"
+#include "tessera/nn/detail/linear_products.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
@@ -13,6 +14,10 @@ namespace tessera::nn::detail {
 /// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is kept,
 /// as a KeptTensor, for the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
+/// sum + a b of matrices, in the memory of `sum` where no communication is due and no backward is
+/// recorded; `sum` may be undefined.
+at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
 /// What `node`, which runs, returns for the weight of a product, its `output`-th input: the product
 /// of rows^T, (out, tokens), and x, (tokens, in). Undefined where that product was added to the

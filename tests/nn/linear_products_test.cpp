@@ -1,0 +1,302 @@
+// Several Linears of one input as one function, against calls of each.
+#include "tessera/nn/linear.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "nn/recompute/checkpointed.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/norm.h"
+#include "testing/added_terms.h"
+#include "testing/distributed.h"
+#include "testing/module_values.h"
+
+namespace tessera::nn {
+namespace {
+
+using testing::AddedTerms;
+using testing::full_tensor;
+using testing::normal_values;
+
+using Tensors = std::vector<at::Tensor>;
+
+/// Query, key and value of different sizes.
+struct Projections : Module<Projections> {
+  explicit Projections(bool bias = false)
+      : q(*this, "q", 6, 9, LinearOptions{bias}),
+        k(*this, "k", 6, 4, LinearOptions{bias}),
+        v(*this, "v", 6, 1, LinearOptions{bias}) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    const Tensors results = together ? linear_products(x, {*q, *k, *v}) : Tensors{q(x), k(x), v(x)};
+    return at::cat(results, -1);
+  }
+
+  bool together = true;
+  Child<Linear> q, k, v;
+};
+
+using Model = testing::Filled<Projections>;
+
+void zero_gradients(ModuleBase& module) {
+  for (const auto& [name, slot] : module.named_slots()) {
+    slot->get().mutable_grad() = at::Tensor();
+  }
+}
+
+/// The result, then the gradients of x and of the parameters.
+Tensors results_of(Model& model, const at::Tensor& input, bool together) {
+  model.together = together;
+  zero_gradients(model);
+  const at::Tensor x = input.detach().clone().requires_grad_();
+  const at::Tensor y = model(x);
+  y.backward(normal_values(y.sizes(), 99).to(y.scalar_type()));
+  Tensors results{y.detach(), x.grad()};
+  for (const auto& [name, slot] : model.named_slots()) {
+    results.push_back(slot->get().grad());
+  }
+  return results;
+}
+
+/// All but the gradient of x have the same bits.
+void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 1e-5) {
+  const Tensors together = results_of(model, input, true);
+  const Tensors apart = results_of(model, input, false);
+  for (std::size_t i = 0; i < apart.size(); ++i) {
+    ASSERT_EQ(together[i].defined(), apart[i].defined()) << i;
+    if (apart[i].defined()) {
+      EXPECT_TRUE(i == 1 ? together[i].allclose(apart[i], bound, bound)
+                         : together[i].equal(apart[i]))
+          << i;
+    }
+  }
+}
+
+/// Terms that were added as they were computed, in one backward.
+int added_products(Model& model, const at::Tensor& input = normal_values({5, 6}, 1)) {
+  AddedTerms::reset();
+  const AddedTerms counted;
+  results_of(model, input, true);
+  return AddedTerms::products();
+}
+
+TEST(LinearProducts, AreThoseOfEachCall) {
+  for (const bool bias : {false, true}) {
+    Model model(bias);
+    for (const std::vector<std::int64_t>& sizes :
+         {std::vector<std::int64_t>{7, 6}, {2, 5, 6}, {1, 6}, {0, 6}, {2, 3, 4, 6}, {6}}) {
+      expect_that_of_calls(model, normal_values(sizes, 1));
+    }
+    model.to(at::kBFloat16);
+    expect_that_of_calls(model, normal_values({7, 6}, 1).to(at::kBFloat16), 0.02);
+  }
+}
+
+TEST(LinearProducts, AddTermsAsTheyAreComputed) {
+  Model model;
+  EXPECT_EQ(added_products(model), 2);
+  EXPECT_EQ(added_products(model, normal_values({2, 3, 6}, 1)), 2);
+}
+
+TEST(LinearProducts, OfNoneAreNone) {
+  EXPECT_TRUE(linear_products(normal_values({5, 6}, 1), {}).empty());
+}
+
+TEST(LinearProducts, MayHaveFrozenWeights) {
+  Model model;
+  model.k->weight->requires_grad_(false);
+  expect_that_of_calls(model, normal_values({5, 6}, 1));
+  EXPECT_EQ(added_products(model), 2);
+  model.q->weight->requires_grad_(false);
+  model.v->weight->requires_grad_(false);
+  expect_that_of_calls(model, normal_values({5, 6}, 1));
+}
+
+TEST(LinearProducts, MayHaveAnInputWithoutGradient) {
+  Model model;
+  const at::Tensor x = normal_values({5, 6}, 1);
+  model(x).sum().backward();
+  EXPECT_TRUE(model.q->weight->grad().allclose(x.sum(0).expand({9, 6})));
+}
+
+TEST(LinearProducts, MayBeUsedInPart) {
+  Model model;
+  const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
+  const Tensors y = linear_products(x, {*model.q, *model.k, *model.v});
+  (y[2] * 2).sum().backward();
+  EXPECT_TRUE(x.grad().allclose(2 * model.v->weight->detach().expand({5, 6})));
+  EXPECT_FALSE(model.q->weight->grad().defined());
+}
+
+TEST(LinearProducts, ServeSeveralBackwards) {
+  Model model;
+  const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
+  const at::Tensor loss = model(x).square().sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = x.grad().clone();
+  loss.backward();
+  EXPECT_TRUE(x.grad().allclose(2 * once, 1e-5, 1e-5));
+  EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
+}
+
+TEST(LinearProducts, ShowAHookTheWholeGradient) {
+  Model model;
+  const at::Tensor input = normal_values({5, 6}, 1);
+  const at::Tensor expected = results_of(model, input, false)[1];
+  const at::Tensor x = input.clone().requires_grad_().mul(1);
+  at::Tensor seen;
+  x.register_hook([&](const at::Tensor& gradient) { seen = gradient.clone(); });
+  const at::Tensor y = model(x);
+  y.backward(normal_values(y.sizes(), 99));
+  EXPECT_TRUE(seen.allclose(expected, 1e-5, 1e-5));
+}
+
+TEST(LinearProducts, AreDifferentiableTwice) {
+  Model model;
+  const auto second = [&](bool together) {
+    model.together = together;
+    zero_gradients(model);
+    const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
+    const at::Tensor loss = model(x).pow(3).sum();
+    torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true)[0]
+        .square()
+        .sum()
+        .backward();
+    return Tensors{x.grad(), model.q->weight->grad(), model.v->weight->grad()};
+  };
+  const Tensors together = second(true), apart = second(false);
+  for (std::size_t i = 0; i < apart.size(); ++i) {
+    EXPECT_TRUE(together[i].allclose(apart[i], 1e-4, 1e-4)) << i;
+  }
+}
+
+TEST(LinearProducts, RunTheHooksOfEach) {
+  Model model;
+  std::string order;
+  const auto watch = [&](Linear& linear, const std::string& name, double factor) {
+    linear.add_forward_pre_hook([&order, name](auto&, TensorList) { order += name; });
+    linear.add_forward_hook([&order, name, factor](auto&, TensorList outputs) {
+      order += name;
+      *outputs[0] = *outputs[0] * factor;
+    });
+  };
+  watch(*model.q, "q", 2);
+  watch(*model.k, "k", 3);
+  watch(*model.v, "v", 5);
+  expect_that_of_calls(model, normal_values({5, 6}, 1));
+  EXPECT_EQ(order, "qqkkvvqqkkvv");
+  EXPECT_EQ(added_products(model), 2);
+}
+
+TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
+  Model model;
+  model.k->add_forward_pre_hook([](auto&, TensorList inputs) { *inputs[0] = inputs[0]->mul(3); });
+  expect_that_of_calls(model, normal_values({5, 6}, 1));
+}
+
+TEST(LinearProducts, WithAnAdapterAreCalledApart) {
+  Model model;
+  apply_lora(model, {.rank = 2, .targets = {"k"}});
+  testing::fill(model);
+  expect_that_of_calls(model, normal_values({5, 6}, 1));
+  EXPECT_EQ(added_products(model), 0);
+}
+
+TEST(LinearProducts, OfACheckpointedOneAreCalledApart) {
+  Model model;
+  model.q->checkpoint_calls({});
+  expect_that_of_calls(model, normal_values({5, 6}, 1));
+}
+
+TEST(LinearProducts, InACheckpointAreComputedAgainOnce) {
+  Model model;
+  RMSNorm norm(6);
+  testing::fill(norm);
+  const auto forward = [&](const at::Tensor& x) { return model(norm(x)); };
+  const at::Tensor expected = normal_values({5, 6}, 1).requires_grad_();
+  forward(expected).square().sum().backward();
+  const at::Tensor of_q = model.q->weight->grad().clone();
+  zero_gradients(model);
+  const testing::Counted counted;
+  const at::Tensor x = expected.detach().clone().requires_grad_();
+  checkpoint(counted.options, forward, x).square().sum().backward();
+  EXPECT_TRUE(x.grad().equal(expected.grad()));
+  EXPECT_TRUE(model.q->weight->grad().equal(of_q));
+  EXPECT_EQ(counted->recomputations, 1);
+}
+
+TEST(LinearProducts, OfAnotherKindAreCalledApart) {
+  Model model;
+  model.v->set_product([](const at::Tensor& x, const at::Tensor& weight, const at::Tensor&) {
+    return at::linear(x, weight).mul(2);
+  });
+  expect_that_of_calls(model, normal_values({5, 6}, 1));
+  EXPECT_EQ(added_products(model), 0);
+}
+
+TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
+  Projections model;
+  Linear other(5, 4);
+  testing::fill(model);
+  testing::fill(other);
+  EXPECT_THROWN(std::exception, linear_products(normal_values({5, 6}, 1), {*model.q, other}),
+                "5x6 and 5x4");
+}
+
+/// How x and the weights are split.
+struct Split {
+  Placement x, weights;
+  int added;  ///< terms that are added without communication
+};
+
+class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};
+
+TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
+  for (const int ranks : {2, 3}) {
+    AddedTerms::reset();
+    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
+      const auto& [x_placement, weight_placement, added] = GetParam();
+      Model one;
+      Model model;
+      const at::Tensor input = normal_values({5, 6}, 1);
+      const Tensors expected = results_of(one, input, false);
+      for (const auto& [name, slot] : model.named_slots()) {
+        slot->set(distribute_tensor(slot->get().detach(), mesh, {weight_placement})
+                      .tensor()
+                      .detach()
+                      .requires_grad_());
+      }
+      const at::Tensor x =
+          distribute_tensor(input, mesh, {x_placement}).tensor().detach().requires_grad_();
+      const AddedTerms counted;
+      const Tensors y = linear_products(x, {*model.q, *model.k, *model.v});
+      const at::Tensor weights = normal_values({5, 14}, 99);
+      const Tensors factors = weights.split_with_sizes({9, 4, 1}, 1);
+      Tensors gradients;
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        const Placement of_y = DistributedTensor(y[i]).placements()[0];
+        gradients.push_back(distribute_tensor(factors[i].contiguous(), mesh,
+                                              {is_partial(of_y) ? Placement(Replicate{}) : of_y})
+                                .tensor());
+      }
+      torch::autograd::backward(y, gradients);
+      EXPECT_TRUE(full_tensor(x.grad()).allclose(expected[1], 1e-5, 1e-5));
+      EXPECT_TRUE(full_tensor(model.q->weight->grad()).allclose(expected[2], 1e-5, 1e-5));
+      EXPECT_TRUE(full_tensor(model.v->weight->grad()).allclose(expected[4], 1e-5, 1e-5));
+    });
+    EXPECT_EQ(AddedTerms::products(), GetParam().added * ranks);
+  }
+}
+
+// Of columns the gradient of x is a sum of the ranks' terms, and each rank adds its own.
+INSTANTIATE_TEST_SUITE_P(Placements, DistributedLinearProducts,
+                         ::testing::Values(Split{Replicate{}, Shard{0}, 2},
+                                           Split{Shard{0}, Replicate{}, 2},
+                                           Split{Replicate{}, Replicate{}, 2},
+                                           Split{Shard{1}, Shard{1}, 2}));
+
+}  // namespace
+}  // namespace tessera::nn
