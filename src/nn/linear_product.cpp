@@ -124,7 +124,8 @@ struct InputNode final : tessera::detail::Node {
 };
 
 struct LinearNode final : tessera::detail::Node {
-  /// `of_input`: computes the gradient of x, from that of the result; nullptr: this node does.
+  /// Before its product. `of_input`: computes the gradient of x, from that of the result; nullptr:
+  /// this node does.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, InputNode* of_input)
       : passes_on_(of_input != nullptr) {
     if (weight.requires_grad()) {
@@ -153,7 +154,9 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = passes_on_ ? gradient : gradient_of_input(gradient, rows);
     }
     if (task_should_compute_output(2)) {
-      results[2] = rows;  // the engine sums it to the bias's sizes
+      // The engine sums it to the bias's sizes; of one row without a copy, which a gradient that is
+      // read later must not be.
+      results[2] = passes_on_ ? rows.sum(0) : rows;
     }
     return results;
   }

@@ -142,6 +142,20 @@ TEST(LinearProducts, ServeSeveralBackwards) {
   EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
 }
 
+// The gradient of a bias is that of the result then, in another shape.
+TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
+  Model model(/*bias=*/true);
+  const auto gradient_of_x = [&](bool together) {
+    model.together = together;
+    zero_gradients(model);
+    const at::Tensor x = normal_values({1, 6}, 1).requires_grad_();
+    const at::Tensor y = model(x);
+    at::cat({model(x), y}).square().sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(gradient_of_x(true).allclose(gradient_of_x(false), 1e-5, 1e-5));
+}
+
 TEST(LinearProducts, ShowAHookTheWholeGradient) {
   Model model;
   const at::Tensor input = normal_values({5, 6}, 1);
