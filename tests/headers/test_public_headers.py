@@ -60,8 +60,8 @@ class PublicHeaders(unittest.TestCase):
 
     def test_no_public_header_includes_an_internal_one(self):
         # nn::MetaDevice is a scope that holds one of dtensor's; Linear and Hooked have a base that
-        # tensor parallelism knows both by, and Hooked makes parts of what it holds; scopes that a
-        # backward takes along are CarriedScopes;
+        # tensor parallelism knows both by, which also makes products of Linears together; Hooked
+        # makes parts of what it holds; scopes that a backward takes along are CarriedScopes;
         # attention's kernel is chosen where its operator is.
         found = {header: inner for header in public_headers()
                  if (inner := {name for name in includes(header) if "/detail/" in name})}
@@ -72,7 +72,8 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/kernels/fake_mode.h": {"tessera/internals/detail/key_scopes.h"},
                                  "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},
-                                 "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h"},
+                                 "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h",
+                                                         "tessera/nn/detail/linear_products.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/held_submodule.h"}})
 
