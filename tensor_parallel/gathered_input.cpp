@@ -1,10 +1,10 @@
 // The gathered input of column-wise products, which backward gathers again. Autograd's graph for
 // one input x and a product y_i of each weight:
 //
-//   x shard <- GatherBackward <- x whole <- SumBackward <- ProductBackward_i <- y_i
-//                                    weight_i <- WeightBackward_i <-'
+//   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
+//                                            weight_i <- WeightBackward_i <-'
 //
-// Products of linear_products() share one SumBackward, others have one each.
+// Products of linear_products() share one LinearInputBackward, others have one each.
 //
 // The gradient of the weight is a separate node, so that it may run late: its sequence number is
 // lower than that of GatherBackward, and autograd's engine takes the ready node with the highest.
@@ -57,10 +57,8 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 /// The products of a Linear; `bias` may be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
-  /// Of matrices, added to `sum`, which may be undefined.
-  at::Tensor (*of_input)(const at::Tensor& sum, const at::Tensor& gradient,
-                         const at::Tensor& weight);
-  /// Of distributed ones, for a node whose first input is the weight.
+  nn::detail::SharedInputNode::AddTerm add_of_input;
+  /// For a node whose first input is the weight.
   at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
@@ -162,49 +160,6 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// x = sum of (gradient of y_i) weight_i: on each rank a term of it.
-struct SumBackward final : Node {
-  explicit SumBackward(const Products& p) : products(p) {}
-
-  Edge add(const at::Tensor& product, const at::Tensor& weight) {
-    weights.emplace_back(weight, /*is_output=*/false);
-    return Edge(tessera::detail::pointer_to(*this), add_input_metadata(product));
-  }
-
-  variable_list apply(variable_list&& gradients) override {
-    check_first_order();
-    at::Tensor sum;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (gradients[i].defined()) {
-        const DistributedTensor of_product(std::exchange(gradients[i], {}));
-        sum = with_term(sum, of_product, weights[i].unpack());
-      }
-    }
-    return {sum};
-  }
-  void release_variables() override {
-    for (SavedVariable& weight : weights) {
-      weight.reset_data();
-    }
-  }
-  std::string name() const override { return "SumBackward"; }
-
-  at::Tensor with_term(const at::Tensor& sum, const DistributedTensor& of_product,
-                       const at::Tensor& weight) const {
-    const at::Tensor rows = local_tensor(of_product.tensor()).flatten(0, -2);
-    const at::Tensor before = sum.defined() ? local_tensor(sum).flatten(0, -2) : at::Tensor();
-    std::vector<std::int64_t> sizes = of_product.tensor().sizes().vec();
-    sizes.back() = weight.size(1);
-    const at::Tensor term = products.of_input(before, rows, local_tensor(weight)).reshape(sizes);
-    const auto& [mesh, layout] = sharding_spec(of_product.tensor());
-    const LayoutPtr partial = to_layout(layout->mesh_sizes(), {Partial{}}, sizes);
-    return make_distributed(term, {mesh, partial}, sizes);
-  }
-
-  const Products& products;
-  std::vector<SavedVariable> weights;
-};
-
 /// Hands on the gradient of y, as this rank has it.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
@@ -254,7 +209,7 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const Pr
 }
 
 at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      const Products& products, const tessera::detail::NodePtr<SumBackward>& sum) {
+                      const Products& products, nn::detail::SharedInputNode& of_input) {
   const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight);
   at::Tensor product = local_product(x, weight, products);
   const auto node =
@@ -266,7 +221,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
     tessera::detail::set_inputs(*late, weight);
     of_weight = Edge(late, late->add_input_metadata(product));
   }
-  node->set_next_edges({sum->add(product, weight), of_weight});
+  of_input.keep(weight);
+  node->set_next_edges({of_input.edge_of(product), of_weight});
   tessera::detail::set_node(product, node);
   return bias.defined() ? product.add(bias) : product;
 }
@@ -285,17 +241,17 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
     }
     if (!x_.is_same(x)) {
       x_ = x;
-      sum_ = tessera::detail::make_node<SumBackward>(products_);
-      tessera::detail::set_inputs(*sum_, x);
+      of_input_ =
+          tessera::detail::make_node<nn::detail::SharedInputNode>(x, products_.add_of_input);
     }
-    return regathered(x, weight, bias, products_, sum_);
+    return regathered(x, weight, bias, products_, *of_input_);
   }
 
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
   at::Tensor x_;  ///< of the last one
-  tessera::detail::NodePtr<SumBackward> sum_;
+  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 
 std::unique_ptr<nn::detail::LinearProducts> make_regathered_products() {

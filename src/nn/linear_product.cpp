@@ -80,53 +80,10 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
          (!distributed || is_local_sum(sum, factors));
 }
 
-/// The gradient of x, of products with several weights. Its inputs are the gradients of their
-/// results.
-struct InputNode final : tessera::detail::Node {
-  explicit InputNode(const at::Tensor& x) { tessera::detail::set_inputs(*this, x); }
-
-  /// One more product is about to be computed.
-  void keep(const at::Tensor& weight) { weights_.emplace_back(weight, /*is_output=*/false); }
-  /// Where the gradient of its result goes.
-  tessera::detail::Edge edge_of(const at::Tensor& result) {
-    return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
-  }
-
-  variable_list apply(variable_list&& gradients) override {
-    const std::lock_guard lock(mutex_);
-    at::Tensor sum;
-    std::vector<std::int64_t> sizes;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (gradients[i].defined()) {
-        sizes = gradients[i].sizes().vec();
-        sum = with_product(sum, as_matrix(gradients[i]), weights_[i].unpack());
-        gradients[i].reset();
-      }
-    }
-    if (sum.defined()) {
-      sizes.back() = sum.size(1);
-      sum = sum.reshape(sizes);
-    }
-    return {sum};
-  }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    for (SavedVariable& weight : weights_) {
-      weight.reset_data();
-    }
-  }
-
-  std::string name() const override { return "LinearInputBackward"; }
-
- private:
-  std::vector<SavedVariable> weights_;
-};
-
 struct LinearNode final : tessera::detail::Node {
   /// Before its product. `of_input`: computes the gradient of x, from that of the result; nullptr:
   /// this node does.
-  LinearNode(const at::Tensor& x, const at::Tensor& weight, InputNode* of_input)
+  LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input)
       : passes_on_(of_input != nullptr) {
     if (weight.requires_grad()) {
       x_.emplace(x);
@@ -205,7 +162,7 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 /// A product that takes a node. `of_input`: as of LinearNode.
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                            InputNode* of_input) {
+                            SharedInputNode* of_input) {
   // Before the product: a recomputation ends with the last tensor that is kept.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
@@ -233,17 +190,46 @@ class PlainProducts final : public LinearProducts {
     }
     if (!x_.is_same(x)) {
       x_ = x;
-      of_input_ = tessera::detail::make_node<InputNode>(x);
+      of_input_ = tessera::detail::make_node<SharedInputNode>(x, with_product);
     }
     return recorded_product(x, weight, bias, of_input_.get());
   }
 
  private:
   at::Tensor x_;  ///< of the last one
-  tessera::detail::NodePtr<InputNode> of_input_;
+  tessera::detail::NodePtr<SharedInputNode> of_input_;
 };
 
 }  // namespace
+
+SharedInputNode::SharedInputNode(const at::Tensor& x, AddTerm add_term) : add_term_(add_term) {
+  tessera::detail::set_inputs(*this, x);
+}
+
+variable_list SharedInputNode::apply(variable_list&& gradients) {
+  const std::lock_guard lock(mutex_);
+  at::Tensor sum;
+  std::vector<std::int64_t> sizes;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) {
+      sizes = gradients[i].sizes().vec();
+      sum = add_term_(sum, as_matrix(gradients[i]), weights_[i].unpack());
+      gradients[i].reset();
+    }
+  }
+  if (sum.defined()) {
+    sizes.back() = sum.size(1);
+    sum = sum.reshape(sizes);
+  }
+  return {sum};
+}
+
+void SharedInputNode::release_variables() {
+  const std::lock_guard lock(mutex_);
+  for (SavedVariable& weight : weights_) {
+    weight.reset_data();
+  }
+}
 
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (!sum.defined()) {

@@ -3,9 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 #include "tessera/export.h"
 #include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/saved_tensor.h"
 #include "tessera/nn/detail/linear_products.h"
 
 TESSERA_API_BEGIN
@@ -18,6 +21,30 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 /// sum + a b of matrices, in the memory of `sum` where no communication is due and no backward is
 /// recorded; `sum` may be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
+
+/// The gradient of an input that products share: its inputs are the gradients of their results.
+class SharedInputNode final : public tessera::detail::Node {
+ public:
+  /// sum + gradient weight, of matrices; `sum` may be undefined, and be written to.
+  using AddTerm = at::Tensor (*)(const at::Tensor& sum, const at::Tensor& gradient,
+                                 const at::Tensor& weight);
+  SharedInputNode(const at::Tensor& x, AddTerm add_term);
+
+  /// Before a product, in the order of edge_of().
+  void keep(const at::Tensor& weight) { weights_.emplace_back(weight, /*is_output=*/false); }
+  /// Where the gradient of its result goes.
+  tessera::detail::Edge edge_of(const at::Tensor& result) {
+    return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
+  }
+
+  tessera::detail::variable_list apply(tessera::detail::variable_list&& gradients) override;
+  void release_variables() override;
+  std::string name() const override { return "LinearInputBackward"; }
+
+ private:
+  AddTerm add_term_;
+  std::vector<tessera::detail::SavedVariable> weights_;
+};
 
 /// What `node`, which runs, returns for the weight of a product, its `output`-th input: the product
 /// of rows^T, (out, tokens), and x, (tokens, in). Undefined where that product was added to the
