@@ -26,7 +26,6 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/saved_tensor.h"
 #include "tessera/internals/detail/sequence_number.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/linear_product.h"
@@ -38,7 +37,6 @@ namespace {
 
 using tessera::detail::Edge;
 using tessera::detail::Node;
-using tessera::detail::SavedVariable;
 using tessera::detail::variable_list;
 
 void check_first_order() {
