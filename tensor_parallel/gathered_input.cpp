@@ -14,7 +14,6 @@
 
 #include "gathered_input.h"
 
-#include <ATen/ops/matmul.h>
 #include <c10/core/GradMode.h>
 
 #include <memory>
