@@ -119,7 +119,7 @@ struct AdamWLaunch {
   void run() {
     const at::Tensor& moments = written[1];
     if (has_cuda_kernels(written[0])) {
-      run_cuda_kernel(&CudaKernels::adamw, call, "tessera::adamw", read, written, moments);
+      run_cuda_kernel(call, "tessera::adamw", read, written, moments);
     } else if (!in_fake_mode()) {
       moments.scalar_type() == c10::ScalarType::Float ? run_on_cpu<float>(call)
                                                       : run_on_cpu<c10::BFloat16>(call);

@@ -97,14 +97,13 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
 
 /// As run_cuda_kernel, and on a CPU. A rank may have rows without columns.
 template <class Call>
-void run(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&), const Call& call,
-         const at::Tensor& logits, const char* name, std::initializer_list<at::Tensor> inputs,
-         std::initializer_list<at::Tensor> results) {
+void run(const Call& call, const at::Tensor& logits, const char* name,
+         std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
   if (in_fake_mode()) {
     const std::vector<c10::IValue> arguments(inputs.begin(), inputs.end());
     observe_fake_call({name, arguments, inputs, results});
   } else if (logits.size(0) > 0 && has_cuda_kernels(logits)) {
-    (cuda_kernels().*kernel)(call, logits);
+    launch_cuda(call, logits);
   } else {
     run_on_cpu(call, logits);
   }
@@ -121,11 +120,10 @@ void row_losses(const LossRows& rows, const RowLosses& into) {
     return by_operators::losses_of_terms(rows, by_operators::whole_terms(rows), into);
   }
   const at::Tensor targets = rows.targets.contiguous();
-  run(&CudaKernels::cross_entropy,
-      {.step = CrossEntropyStep::kWhole,
-       .logits = call_of(rows, targets),
-       .losses = out<float>(into.losses),
-       .log_sum_exp = out<float>(into.log_sum_exp)},
+  run(CrossEntropy{.step = CrossEntropyStep::kWhole,
+                   .logits = call_of(rows, targets),
+                   .losses = out<float>(into.losses),
+                   .log_sum_exp = out<float>(into.log_sum_exp)},
       rows.logits, "tessera::cross_entropy", {rows.logits, targets},
       {into.losses, into.log_sum_exp});
 }
@@ -139,12 +137,11 @@ RowTerms row_terms(const LossRows& rows) {
   const std::int64_t count = rows.logits.size(0);
   RowTerms result{at::empty({count}, type), at::empty({count}, type),
                   at::empty({rows.options.label_smoothing > 0 ? 3 : 2, count}, type)};
-  run(&CudaKernels::cross_entropy,
-      {.step = CrossEntropyStep::kTerms,
-       .logits = call_of(rows, targets),
-       .maximum = out<float>(result.maximum),
-       .all_maximum = out<float>(result.all_maximum),
-       .terms = out<float>(result.terms)},
+  run(CrossEntropy{.step = CrossEntropyStep::kTerms,
+                   .logits = call_of(rows, targets),
+                   .maximum = out<float>(result.maximum),
+                   .all_maximum = out<float>(result.all_maximum),
+                   .terms = out<float>(result.terms)},
       rows.logits, "tessera::cross_entropy", {rows.logits, targets},
       {result.maximum, result.all_maximum, result.terms});
   return result;
@@ -155,12 +152,11 @@ void make_relative(const LossRows& rows, const RowTerms& terms) {
     return by_operators::make_relative(rows, terms);
   }
   const at::Tensor targets = rows.targets.contiguous();
-  run(&CudaKernels::cross_entropy,
-      {.step = CrossEntropyStep::kRelative,
-       .logits = call_of(rows, targets),
-       .maximum = out<float>(terms.maximum),
-       .all_maximum = out<float>(terms.all_maximum),
-       .terms = out<float>(terms.terms)},
+  run(CrossEntropy{.step = CrossEntropyStep::kRelative,
+                   .logits = call_of(rows, targets),
+                   .maximum = out<float>(terms.maximum),
+                   .all_maximum = out<float>(terms.all_maximum),
+                   .terms = out<float>(terms.terms)},
       rows.logits, "tessera::cross_entropy", {terms.maximum, terms.all_maximum, targets},
       {terms.terms});
 }
@@ -170,13 +166,12 @@ void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosse
     return by_operators::losses_of_terms(rows, terms, into);
   }
   const at::Tensor targets = rows.targets.contiguous();
-  run(&CudaKernels::cross_entropy,
-      {.step = CrossEntropyStep::kLosses,
-       .logits = call_of(rows, targets),
-       .all_maximum = out<float>(terms.all_maximum),
-       .terms = out<float>(terms.terms),
-       .losses = out<float>(into.losses),
-       .log_sum_exp = out<float>(into.log_sum_exp)},
+  run(CrossEntropy{.step = CrossEntropyStep::kLosses,
+                   .logits = call_of(rows, targets),
+                   .all_maximum = out<float>(terms.all_maximum),
+                   .terms = out<float>(terms.terms),
+                   .losses = out<float>(into.losses),
+                   .log_sum_exp = out<float>(into.log_sum_exp)},
       rows.logits, "tessera::cross_entropy", {terms.all_maximum, terms.terms, targets},
       {into.losses, into.log_sum_exp});
 }
@@ -191,14 +186,13 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   }
   const at::Tensor targets = rows.targets.contiguous();
   const at::Tensor sums = log_sum_exp.contiguous();
-  run(&CudaKernels::cross_entropy_backward,
-      {.logits = call_of(rows, targets),
-       .log_sum_exp = in<float>(sums),
-       .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-       // One number for all, as the gradient of a sum has it, is not copied.
-       .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
-       .gradient = gradient.mutable_data_ptr(),
-       .gradient_stride = gradient.stride(0)},
+  run(CrossEntropyBackward{.logits = call_of(rows, targets),
+                           .log_sum_exp = in<float>(sums),
+                           .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
+                           // One number for all, as the gradient of a sum has it, is not copied.
+                           .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
+                           .gradient = gradient.mutable_data_ptr(),
+                           .gradient_stride = gradient.stride(0)},
       rows.logits, "tessera::cross_entropy_backward", {rows.logits, targets, sums}, {gradient});
 }
 
@@ -208,12 +202,11 @@ at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::Scalar
     by_operators::scale(tensor, factor, result);
     return result;
   }
-  run_cuda_kernel(&CudaKernels::scale,
-                  {.x = tensor.const_data_ptr(),
-                   .x_is_float = tensor.scalar_type() == c10::ScalarType::Float,
-                   .factor = in<float>(factor),
-                   .size = tensor.numel(),
-                   .out = result.mutable_data_ptr()},
+  run_cuda_kernel(Scale{.x = tensor.const_data_ptr(),
+                        .x_is_float = tensor.scalar_type() == c10::ScalarType::Float,
+                        .factor = in<float>(factor),
+                        .size = tensor.numel(),
+                        .out = result.mutable_data_ptr()},
                   "tessera::scale", {tensor, factor}, {result});
   return result;
 }
@@ -221,11 +214,11 @@ at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::Scalar
 void assert_indices(const at::Tensor& indices, std::int64_t size, std::int64_t ignored) {
   const at::Tensor flat = indices.contiguous();
   if (flat.numel() > 0) {
-    cuda_kernels().check_indices({.indices = in<std::int64_t>(flat),
-                                  .count = flat.numel(),
-                                  .size = size,
-                                  .ignored = ignored},
-                                 flat);
+    launch_cuda(CheckIndices{.indices = in<std::int64_t>(flat),
+                             .count = flat.numel(),
+                             .size = size,
+                             .ignored = ignored},
+                flat);
   }
 }
 

@@ -30,40 +30,25 @@ Element element_of(const at::Tensor& x) {
 template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
-  launch(call, element_of(like), c10::cuda::getCurrentCUDAStream());
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  if constexpr (requires { launch(call, stream); }) {  // of one type of elements
+    launch(call, stream);
+  } else {
+    launch(call, element_of(like), stream);
+  }
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-/// The same for kernels of one type of elements.
-template <class Call>
-void run_of_one_type(const Call& call, const at::Tensor& like) {
-  const c10::cuda::CUDAGuard guard(like.device());
-  launch(call, c10::cuda::getCurrentCUDAStream());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+/// A run() for each kernel that the library asks for.
+template <class... Calls>
+std::tuple<DeviceKernel<Calls>...> runs_of(const std::tuple<DeviceKernel<Calls>...>&) {
+  return {&run<Calls>...};
 }
 
 const bool kRegistered = [] {
-  register_cuda_kernels({
-      .fill_random = &fill_random_cuda,
-      .dropout = &dropout_cuda,
-      .rms_norm = &run<RmsNorm>,
-      .rms_norm_backward = &run<RmsNormBackward>,
-      .rotary_embedding = &run<Rotary>,
-      .silu_mul = &run<SiluMul>,
-      .silu_mul_backward = &run<SiluMulBackward>,
-      .cross_entropy = &run<CrossEntropy>,
-      .cross_entropy_backward = &run<CrossEntropyBackward>,
-      .scale = &run<Scale>,
-      .embedding = &run<Embedding>,
-      .embedding_backward = &run<EmbeddingBackward>,
-      .check_indices = &run_of_one_type<CheckIndices>,
-      .pack = &run<Pack>,
-      .square_sums = &run<SquareSums>,
-      .sum_kinds = &run_of_one_type<SumKinds>,
-      .adamw = &run<AdamW>,
-      .clip_norm = &run_of_one_type<ClipNorm>,
-      .quantize_fp8 = &run<QuantizeFp8>,
-  });
+  register_cuda_kernels({.fill_random = &fill_random_cuda,
+                         .dropout = &dropout_cuda,
+                         .device = runs_of(decltype(CudaKernels::device)())});
   return true;
 }();
 

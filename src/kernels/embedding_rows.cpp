@@ -68,15 +68,14 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
   const at::Tensor table = weight.contiguous();
   const at::Tensor flat = indices.contiguous();
   at::Tensor result = at::empty(result_sizes(indices, weight.size(1)), weight.options());
-  run_cuda_kernel(&CudaKernels::embedding,
-                  {.table = table.const_data_ptr(),
-                   .indices = in<std::int64_t>(flat),
-                   .count = flat.numel(),
-                   .first_row = first_row,
-                   .rows = weight.size(0),
-                   .total_rows = total_rows,
-                   .size = weight.size(1),
-                   .out = result.mutable_data_ptr()},
+  run_cuda_kernel(Embedding{.table = table.const_data_ptr(),
+                            .indices = in<std::int64_t>(flat),
+                            .count = flat.numel(),
+                            .first_row = first_row,
+                            .rows = weight.size(0),
+                            .total_rows = total_rows,
+                            .size = weight.size(1),
+                            .out = result.mutable_data_ptr()},
                   // It reads as many bytes of the table as it writes.
                   "tessera::embedding", {result, flat}, {result});
   return result;
@@ -92,16 +91,15 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   const at::Tensor partial = at::empty({embedding_tiles(sorted.numel()), 2, size},
                                        grad.options().dtype(c10::ScalarType::Float));
   if (terms.numel() > 0) {
-    run_cuda_kernel(&CudaKernels::embedding_backward,
-                    {.grad = terms.const_data_ptr(),
-                     .indices = in<std::int64_t>(sorted),
-                     .positions = in<std::int64_t>(positions),
-                     .count = sorted.numel(),
-                     .first_row = first_row,
-                     .rows = rows,
-                     .size = size,
-                     .weight_grad = weight_grad.mutable_data_ptr(),
-                     .partial = out<float>(partial)},
+    run_cuda_kernel(EmbeddingBackward{.grad = terms.const_data_ptr(),
+                                      .indices = in<std::int64_t>(sorted),
+                                      .positions = in<std::int64_t>(positions),
+                                      .count = sorted.numel(),
+                                      .first_row = first_row,
+                                      .rows = rows,
+                                      .size = size,
+                                      .weight_grad = weight_grad.mutable_data_ptr(),
+                                      .partial = out<float>(partial)},
                     "tessera::embedding_backward", {terms, sorted, positions}, {weight_grad});
   }
   return weight_grad;

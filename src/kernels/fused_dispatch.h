@@ -24,27 +24,24 @@ inline bool has_cuda_kernels(const at::Tensor& x) {
 }
 
 /// Runs a call of the CUDA kernels, or in a FakeMode tells its observer: `name` and the tensors of
-/// the operator. `kernel` is a member of CudaKernels, and `like` of the device and type that it is
-/// chosen by. Does nothing if that has no elements: a grid of no blocks is an error.
+/// the operator. The kernel is chosen by the device and type of `like`. Does nothing if that has no
+/// elements: a grid of no blocks is an error.
 template <class Call>
-void run_cuda_kernel(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&), const Call& call,
-                     const char* name, at::TensorList inputs, at::TensorList results,
-                     const at::Tensor& like) {
+void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
+                     at::TensorList results, const at::Tensor& like) {
   if (in_fake_mode()) {
     const std::vector<c10::IValue> arguments(inputs.begin(), inputs.end());
     observe_fake_call({name, arguments, inputs.vec(), results.vec()});
   } else if (like.numel() > 0) {
-    (cuda_kernels().*kernel)(call, like);
+    launch_cuda(call, like);
   }
 }
 
 /// The same, chosen by the first result.
 template <class Call>
-void run_cuda_kernel(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&), const Call& call,
-                     const char* name, std::initializer_list<at::Tensor> inputs,
+void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {
-  run_cuda_kernel(kernel, call, name, at::TensorList(inputs), at::TensorList(results),
-                  *results.begin());
+  run_cuda_kernel(call, name, at::TensorList(inputs), at::TensorList(results), *results.begin());
 }
 
 /// Whether the row kernels take tensors of this device and type.

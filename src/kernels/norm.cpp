@@ -66,12 +66,12 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
   at::Tensor squares = at::empty({2}, sums.options());
   for (NormLaunch& launch : launches) {
     launch.call.sums = static_cast<double*>(sums.mutable_data_ptr()) + launch.first;
-    run_cuda_kernel(&CudaKernels::square_sums, launch.call, "tessera::square_sums", launch.tensors,
-                    {sums}, launch.tensors.front());
+    run_cuda_kernel(launch.call, "tessera::square_sums", launch.tensors, {sums},
+                    launch.tensors.front());
   }
   kinds.sums = static_cast<const double*>(sums.const_data_ptr());
   kinds.out = static_cast<double*>(squares.mutable_data_ptr());
-  run_cuda_kernel(&CudaKernels::sum_kinds, kinds, "tessera::sum_kinds", {sums}, {squares}, squares);
+  run_cuda_kernel(kinds, "tessera::sum_kinds", {sums}, {squares}, squares);
   return squares;
 }
 
@@ -82,8 +82,7 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
                       .max_norm = max_norm,
                       .norm_and_factor = static_cast<double*>(both.mutable_data_ptr()),
                       .norm = static_cast<float*>(rounded.mutable_data_ptr())};
-  run_cuda_kernel(&CudaKernels::clip_norm, call, "tessera::clip_norm", {squares}, {both, rounded},
-                  both);
+  run_cuda_kernel(call, "tessera::clip_norm", {squares}, {both, rounded}, both);
   return {both[0], both[1], rounded};
 }
 

@@ -45,7 +45,7 @@ class PackLaunch {
 
   void run() {
     call_.to = element_of(to_.front().scalar_type());
-    run_cuda_kernel(&CudaKernels::pack, call_, "tessera::pack", from_, to_, from_.front());
+    run_cuda_kernel(call_, "tessera::pack", from_, to_, from_.front());
     call_.list = {};
     from_.clear();
     to_.clear();

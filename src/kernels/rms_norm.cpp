@@ -119,8 +119,7 @@ void norm_on_cuda(const at::Tensor& x, const at::Tensor& residual, const at::Ten
     inputs.push_back(residual);
     results.push_back(result.sum);
   }
-  run_cuda_kernel(&CudaKernels::rms_norm, call,
-                  residual.defined() ? "tessera::add_rms_norm" : "tessera::rms_norm", inputs,
+  run_cuda_kernel(call, residual.defined() ? "tessera::add_rms_norm" : "tessera::rms_norm", inputs,
                   results, x);
 }
 
@@ -181,8 +180,7 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
     call.sum_grad = sum_grad.const_data_ptr();
     inputs.push_back(sum_grad);
   }
-  run_cuda_kernel(&CudaKernels::rms_norm_backward, call, "tessera::rms_norm_backward", inputs,
-                  {x_grad}, x_grad);
+  run_cuda_kernel(call, "tessera::rms_norm_backward", inputs, {x_grad}, x_grad);
   return {x_grad, weight.defined() ? weight_grad.to(weight.scalar_type()) : weight_grad};
 }
 

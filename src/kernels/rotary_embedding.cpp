@@ -125,7 +125,7 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
               .transposed = tables.transposed};
   std::ranges::transform(tensors, std::begin(call.parts), part_of);
   if (has_cuda_kernels(first)) {
-    return run_cuda_kernel(&CudaKernels::rotary_embedding, call, name, inputs, results);
+    return run_cuda_kernel(call, name, inputs, results);
   }
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }

@@ -121,7 +121,7 @@ struct Observed {
 void run_forward(const GateRows& rows, const at::Tensor& result, const Observed& observed) {
   const SiluMul call = rows.call(result);
   if (has_cuda_kernels(result)) {
-    return run_cuda_kernel(&CudaKernels::silu_mul, call, observed.name, observed.inputs, {result});
+    return run_cuda_kernel(call, observed.name, observed.inputs, {result});
   }
   with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
@@ -137,8 +137,7 @@ void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor
                              .gate_grad_stride = rows.stride_of(gate_grad),
                              .up_grad_stride = rows.stride_of(up_grad)};
   if (has_cuda_kernels(grad)) {
-    return run_cuda_kernel(&CudaKernels::silu_mul_backward, call, observed.name, observed.inputs,
-                           result);
+    return run_cuda_kernel(call, observed.name, observed.inputs, result);
   }
   with_row_kernels(grad, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }

@@ -61,6 +61,14 @@ flight::Call call_of(const flight::Record& record, std::uint64_t order) {
              : *found;
 }
 
+/// Whether a call may have waited since before `time`. Cheap enough for every tick; read() is not.
+bool any_waits_since(const flight::Record& record, std::int64_t time) {
+  return std::ranges::any_of(record.calls, [time](const flight::CallSlot& slot) {
+    return slot.state.load(std::memory_order_acquire) == flight::CallState::kWaiting &&
+           slot.waits_since.load(std::memory_order_relaxed) < time;
+  });
+}
+
 std::vector<int> missing_from(const flight::Call& call,
                               const std::vector<flight::RankReport>& reports, int rank) {
   const flight::RankReport* own = flight::find_rank(reports, rank);
@@ -270,6 +278,9 @@ void Watchdog::look_at_waits() {
   const bool reports = watch_.settings().limit.count() > 0;
   const std::int64_t latest =
       flight::now() - nanoseconds(reports ? watch_.settings().limit : watch_.settings().timeout);
+  if (reported_.empty() && !any_waits_since(watch_.own(), latest)) {
+    return;
+  }
   const flight::RankReport own = flight::read(watch_.own());
   for (const flight::Call& call : own.calls) {
     const auto reported = reported_.find(call.order);

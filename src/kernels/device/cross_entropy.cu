@@ -1,10 +1,10 @@
 // The cross entropy of rows of logits on a GPU: a block takes a row.
 #include <algorithm>
 
-#include "device/block.h"
 #include "device/cross_entropy.h"
 #include "device/launch_sizes.h"
 #include "device/launches.h"
+#include "device/team.h"
 
 namespace tessera::kernels {
 namespace {
@@ -14,7 +14,7 @@ constexpr int kVectorsOfThread = 4;        // a thread writes so many of a row
 
 template <class T>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(CrossEntropy call) {
-  Block<kCrossEntropyThreads> block;
+  Team<kCrossEntropyThreads> block;
   for (std::int64_t row = blockIdx.x; row < call.logits.rows; row += gridDim.x) {
     const RowSums sums = sums_of_row<T, kVectorBytes / sizeof(T)>(call.logits, row, block);
     if (threadIdx.x == 0) {

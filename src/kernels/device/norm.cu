@@ -1,7 +1,7 @@
 // The 2-norm of many tensors on a GPU.
-#include "device/block.h"
 #include "device/launch_sizes.h"
 #include "device/launches.h"
+#include "device/team.h"
 
 namespace tessera::kernels {
 namespace {
@@ -10,7 +10,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     square_sums_kernel(const __grid_constant__ SquareSums call) {
   const auto number = static_cast<std::int32_t>(blockIdx.x);
-  Block<kThreads> block;
+  Team<kThreads> block;
   const double sum = block.sum(squares_of_chunk<T>(call, number, block.first(), block.width()));
   if (threadIdx.x == 0) {
     call.sums[number] = sum;
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) sum_kinds_kernel(SumKinds call) {
-  Block<kThreads> block;
+  Team<kThreads> block;
   sum_kinds(call, block);
 }
 

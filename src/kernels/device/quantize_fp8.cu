@@ -2,9 +2,9 @@
 // memory.
 #include <algorithm>
 
-#include "device/block.h"
 #include "device/launch_sizes.h"
 #include "device/launches.h"
+#include "device/team.h"
 
 namespace tessera::kernels {
 namespace {
@@ -15,7 +15,7 @@ constexpr std::int64_t kMostParts = 512;  // the columns' maxima are sought in
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) quantize_fp8_kernel(QuantizeFp8 call) {
-  Block<kThreads> block;
+  Team<kThreads> block;
   for (std::int64_t row = blockIdx.x; row < call.rows; row += gridDim.x) {
     quantize_fp8_row<T, N>(call, row, block);
   }

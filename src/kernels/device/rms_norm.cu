@@ -1,50 +1,21 @@
 // RMSNorm on a GPU: a warp takes a short row, a block another one.
 #include "device/launch_sizes.h"
 #include "device/launches.h"
+#include "device/team.h"
 
 namespace tessera::kernels {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr std::int64_t kSharedBytes = 48 << 10;  // what every kernel may have
 
-/// The threads of a block that take a row together.
+/// The threads that take a row together.
 template <int kWidth>
-class Team {
- public:
-  static constexpr int kOfBlock = kRmsNormThreads / kWidth;
-
-  __device__ static std::int64_t number() { return threadIdx.x / kWidth; }
-  __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
-  __device__ static std::int64_t width() { return kWidth; }
-
-  /// The sum of all threads' numbers, with the same bits in each.
-  __device__ float sum(float x) {
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      x += __shfl_xor_sync(~0U, x, lanes);
-    }
-    if constexpr (kWidth > kWarp) {
-      // In two places in turn: the last sum may still be read while this one is written.
-      __shared__ float of_warps[2][kWidth / kWarp];
-      turn_ ^= 1;
-      of_warps[turn_][threadIdx.x / kWarp] = x;
-      __syncthreads();
-      x = 0;
-      for (int warp = 0; warp < kWidth / kWarp; ++warp) {
-        x += of_warps[turn_][warp];
-      }
-    }
-    return x;
-  }
-
- private:
-  int turn_ = 0;
-};
+using RowTeam = Team<kWidth, kRmsNormThreads>;
 
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
-  Team<kWidth> team;
-  constexpr std::int64_t kTeams = Team<kWidth>::kOfBlock;
+  RowTeam<kWidth> team;
+  constexpr std::int64_t kTeams = RowTeam<kWidth>::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
        row += gridDim.x * kTeams) {
     rms_norm_row<T, W, N>(call, row, team);
@@ -56,8 +27,8 @@ template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads, 4)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
   extern __shared__ __align__(kVectorBytes) float shared[];
-  Team<kWidth> team;
-  constexpr std::int64_t kTeams = Team<kWidth>::kOfBlock;
+  RowTeam<kWidth> team;
+  constexpr std::int64_t kTeams = RowTeam<kWidth>::kOfBlock;
   const std::int64_t size = call.forward.size;
   float* const terms = call.terms + blockIdx.x * size;
   float* sums = nullptr;
@@ -134,7 +105,7 @@ void launch(const RmsNorm& call, Element type, cudaStream_t stream) {
   const bool aligned = inputs_are_aligned(call, type) && rows_are_aligned(call, call.sum, type) &&
                        rows_are_aligned(call, call.out, type);
   with_kernel(call, type, aligned, [&]<class T, class W, int N, int kWidth>() {
-    const std::int64_t blocks = divide_up(call.rows, Team<kWidth>::kOfBlock);
+    const std::int64_t blocks = divide_up(call.rows, RowTeam<kWidth>::kOfBlock);
     const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30));
     rms_norm_kernel<T, W, N, kWidth><<<grid, kRmsNormThreads, 0, stream>>>(call);
   });
@@ -147,7 +118,7 @@ void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
                        rows_are_aligned(in, call.x_grad, type);
   const auto blocks = static_cast<unsigned>(rms_norm_blocks(in.rows, in.size));
   with_kernel(in, type, aligned, [&]<class T, class W, int N, int kWidth>() {
-    const std::int64_t bytes = Team<kWidth>::kOfBlock * in.size * 4;
+    const std::int64_t bytes = RowTeam<kWidth>::kOfBlock * in.size * 4;
     const bool in_shared = call.weight_grad != nullptr && bytes <= kSharedBytes;
     rms_norm_backward_kernel<T, W, N, kWidth>
         <<<blocks, kRmsNormThreads, in_shared ? bytes : 0, stream>>>(call, in_shared);

@@ -1,0 +1,55 @@
+// The threads of a block in teams that each take a row: for .cu files alone.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::kernels {
+
+constexpr int kWarp = 32;
+
+/// A team of `kWidth` of a block's threads: a warp, or all of them.
+template <int kWidth, int kThreads = kWidth>
+class Team {
+  static_assert(kWidth == kWarp || kWidth == kThreads);
+
+ public:
+  static constexpr int kOfBlock = kThreads / kWidth;
+
+  __device__ static std::int64_t number() { return threadIdx.x / kWidth; }
+  __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
+  __device__ static std::int64_t width() { return kWidth; }
+
+  /// Of all threads' numbers, with the same bits in each.
+  template <class T>
+  __device__ T sum(T x) {
+    return reduce(x, [](T a, T b) { return a + b; });
+  }
+  template <class T>
+  __device__ T max(T x) {
+    return reduce(x, [](T a, T b) { return a < b ? b : a; });
+  }
+
+ private:
+  template <class T, class Combine>
+  __device__ T reduce(T x, Combine combine) {
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+      x = combine(x, __shfl_xor_sync(~0U, x, lanes));
+    }
+    if constexpr (kWidth > kWarp) {
+      // In two places in turn: the last result may still be read while this one is written.
+      __shared__ T of_warps[2][kWidth / kWarp];
+      turn_ ^= 1;
+      of_warps[turn_][threadIdx.x / kWarp] = x;
+      __syncthreads();
+      x = of_warps[turn_][0];
+      for (int warp = 1; warp < kWidth / kWarp; ++warp) {
+        x = combine(x, of_warps[turn_][warp]);
+      }
+    }
+    return x;
+  }
+
+  int turn_ = 0;
+};
+
+}  // namespace tessera::kernels
