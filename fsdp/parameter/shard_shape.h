@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/layout_math.h"
 
 namespace tessera::fsdp {
@@ -27,7 +28,7 @@ struct ShardShape {
   /// Whether the ranks' shards one after another are the tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
   /// Rows of a part on rank 0, and on `rank`; 1 without a dimension.
-  std::int64_t chunk() const { return dim ? (extent() + ranks - 1) / ranks : 1; }
+  std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
   std::int64_t rows(std::int64_t rank) const;
   /// Where the rows of `rank` begin in each part.
   std::int64_t first_row(std::int64_t rank) const;

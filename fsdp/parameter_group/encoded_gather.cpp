@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "parameter_group/flat_buffer_layout.h"
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 
 namespace tessera::fsdp {
@@ -19,7 +20,7 @@ namespace {
 
 /// view(dtype) of a byte tensor needs an offset that the element's size divides.
 std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+  return detail::round_up(bytes, kTensorAlignment);
 }
 
 std::int64_t bytes_of(const at::Tensor& tensor) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/kernels/detail/pack.h"
 
 namespace tessera::fsdp {
@@ -87,7 +88,8 @@ std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::Sca
   std::vector<Segment> segments;
   for (const ShardShape& shape : shapes) {
     // Padded, so that the offsets are the same on every rank and one collective fits all.
-    segments.push_back({shape, flat_numel(segments), (unit - shape.padded_numel() % unit) % unit});
+    segments.push_back({shape, flat_numel(segments),
+                        detail::round_up(shape.padded_numel(), unit) - shape.padded_numel()});
   }
   return segments;
 }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "parameter_group/unsharded_tensors.h"
+#include "tessera/core/detail/rounding.h"
 #include "tessera/kernels/detail/pack.h"
 
 namespace tessera::fsdp {
@@ -65,7 +66,7 @@ void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dt
   for (at::Tensor* gradient : gradients) {
     if (gradient->defined() && gradient->scalar_type() != dtype) {
       others.push_back(gradient);
-      numel += (gradient->numel() + step - 1) / step * step;
+      numel += detail::round_up(gradient->numel(), step);
     }
   }
   if (others.empty()) {
@@ -77,7 +78,7 @@ void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dt
   for (at::Tensor* gradient : others) {
     from.push_back(*gradient);
     to.push_back(buffer.narrow(0, numel, gradient->numel()).view(gradient->sizes()));
-    numel += (gradient->numel() + step - 1) / step * step;
+    numel += detail::round_up(gradient->numel(), step);
     *gradient = to.back();
   }
   kernels::copy_all(to, from);

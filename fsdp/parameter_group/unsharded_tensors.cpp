@@ -4,14 +4,13 @@
 
 #include "parameter_group/unsharded_tensors.h"
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 
 namespace tessera::fsdp {
 namespace {
 
-std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
+using detail::round_up;
 
 /// The ranks that keep a larger shard after forward. Empty if the feature is off, or covers all
 /// ranks and so duplicates the shards.

@@ -14,6 +14,7 @@
 #include <exception>
 
 #include "group_info.h"
+#include "tessera/core/detail/rounding.h"
 
 namespace tessera::comm {
 namespace {
@@ -34,7 +35,7 @@ c10::Device carrier(c10::Device device) {
 /// the wide way through NCCL, too.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
-  const std::int64_t count = (length + kWidth - 1) / kWidth;
+  const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
   // The copy is needed on a CPU too: the bytes belong to `own`, which ends with this function.
   own.resize(static_cast<std::size_t>(count * kWidth));
   return at::from_blob(own.data(), {count}, at::kLong)

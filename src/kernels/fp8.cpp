@@ -19,6 +19,7 @@
 
 #include "device/quantize_fp8.h"
 #include "fused_dispatch.h"
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/fake_mode.h"
 
@@ -101,7 +102,7 @@ bool has_scaled_products(const at::Tensor& x) {
 
 /// Rows of zeros behind those of x, up to a multiple of 16: they change no sum over rows.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
-  const std::int64_t missing = (kMultiple - x.size(0) % kMultiple) % kMultiple;
+  const std::int64_t missing = tessera::detail::round_up(x.size(0), kMultiple) - x.size(0);
   return missing == 0 || !has_scaled_products(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 

@@ -16,6 +16,7 @@
 
 #include "loss/targets.h"
 #include "tessera/comm/trace.h"
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/row_losses.h"
@@ -226,10 +227,10 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);
   if (options.chunks > 0) {
-    return std::max<std::int64_t>(1, (tokens + options.chunks - 1) / options.chunks);
+    return std::max<std::int64_t>(1, detail::ceil_div(tokens, options.chunks));
   }
   const std::int64_t ranks = shard.group == nullptr ? 1 : shard.group->size();
-  const std::int64_t columns = std::max<std::int64_t>(1, (shard.vocabulary + ranks - 1) / ranks);
+  const std::int64_t columns = std::max<std::int64_t>(1, detail::ceil_div(shard.vocabulary, ranks));
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
   const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
   // A GPU makes products of tiles, which these fill.

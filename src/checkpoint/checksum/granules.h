@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
@@ -20,7 +21,7 @@ inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
 
 /// How many granules a file of `bytes` has; the last may be shorter.
 constexpr std::uint64_t granules_of(std::uint64_t bytes) {
-  return (bytes + kGranuleBytes - 1) / kGranuleBytes;
+  return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
 /// Fills `out`, of at most a granule, with the bytes of a file at `offset`, and returns their

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {
@@ -83,7 +84,7 @@ HostMemory::HostMemory(std::int64_t bytes) : bytes_(bytes) {
 
 std::int64_t HostMemory::rounded(std::int64_t bytes) {
   constexpr std::int64_t kLine = 64;
-  return (bytes + kLine - 1) / kLine * kLine;
+  return tessera::detail::round_up(bytes, kLine);
 }
 
 at::Tensor HostMemory::take(at::IntArrayRef sizes, c10::ScalarType dtype) {

@@ -16,6 +16,7 @@
 #include "hierarchy/hierarchical_communicator.h"
 #include "shm/shm_reduce.h"
 #include "shm/shm_rounds.h"
+#include "tessera/core/detail/rounding.h"
 
 namespace tessera::comm {
 
@@ -137,7 +138,7 @@ class Phases {
   }
 
   static at::Tensor piece_of(const at::Tensor& block, int piece, int pieces) {
-    const EqualParts parts{block.numel(), (block.numel() + pieces - 1) / pieces};
+    const EqualParts parts{block.numel(), tessera::detail::ceil_div(block.numel(), pieces)};
     return block.narrow(0, parts.offset(piece), parts.bytes(piece));
   }
 

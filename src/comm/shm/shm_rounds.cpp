@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -20,7 +21,7 @@ std::int64_t round_down_to_line(std::int64_t bytes) {
 }
 
 std::int64_t round_up_to_line(std::int64_t bytes) {
-  return round_down_to_line(bytes + kLine - 1);
+  return tessera::detail::round_up(bytes, kLine);
 }
 
 std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
@@ -81,11 +82,11 @@ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
 }
 
 std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity) {
-  return std::max<std::int64_t>(1, (bytes + capacity - 1) / capacity);
+  return std::max<std::int64_t>(1, tessera::detail::ceil_div(bytes, capacity));
 }
 
 EqualParts line_parts(std::int64_t total, int ranks) {
-  return {total, round_up_to_line((total + ranks - 1) / ranks)};
+  return {total, round_up_to_line(tessera::detail::ceil_div(total, ranks))};
 }
 
 ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,

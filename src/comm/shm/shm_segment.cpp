@@ -21,12 +21,14 @@
 #include <thread>
 #include <utility>
 
+#include "tessera/core/detail/rounding.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
+using tessera::detail::round_up;
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
@@ -42,10 +44,6 @@ constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == sizeof(std::uint32_t));
-
-constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 /// True if `counter` has reached `round`; both wrap around.
 bool reached(std::uint32_t counter, std::uint32_t round) {

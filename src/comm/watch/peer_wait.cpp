@@ -133,18 +133,21 @@ void PeerWait::check_deadlock() const {
 }
 
 void PeerWait::fail_late(const std::vector<int>& missing) const {
-  const std::string limit = " within " + std::to_string(group_.timeout.count()) + " ms";
   const WorldWatch& world = group_.watch->world();
-  const std::string near = missing.empty() ? "" : world.what_they_do(missing);
+  std::string text =
+      missing.empty() ? "a peer did not come" : "rank(s) " + join(missing) + " did not arrive";
+  text += " within " + std::to_string(group_.timeout.count()) + " ms";
+  if (const std::string near = world.what_they_do(missing); !near.empty()) {
+    text += ": " + near;
+  }
   // Also where ranks of this host are missing: they may wait for others.
   const std::string far = what_others_do(world);
-  const std::string who =
-      missing.empty() ? "a peer did not come" : "rank(s) " + join(missing) + " did not arrive";
-  const bool knows = !missing.empty() || !far.empty();
-  fail_because(
-      who + limit + (near.empty() ? "" : ": " + near) +
-      (far.empty() ? "" : "; on other hosts " + far) +
-      (knows ? "; look at what they do instead" : "; look for the first error among the others"));
+  if (!far.empty()) {
+    text += "; on other hosts " + far;
+  }
+  const bool known = !missing.empty() || !far.empty();
+  fail_because(text + (known ? "; look at what they do instead"
+                             : "; look for the first error among the others"));
 }
 
 }  // namespace tessera::comm

@@ -5,13 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/layout.h"
 
 namespace tessera::detail {
-
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// The size of one mesh dimension. Takes any container of sizes.
 template <class Sizes>

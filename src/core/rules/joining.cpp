@@ -9,6 +9,7 @@
 
 #include "rules/rule_builder.h"
 #include "rules/rule_table.h"
+#include "tessera/core/detail/rounding.h"
 
 namespace tessera::rules {
 namespace {
@@ -232,7 +233,7 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
     return slice_of_part(call, dim, taken, first / taken);
   }
   if (!takes_all) {
-    return split_along(call, dim, {(taken + step - 1) / step});
+    return split_along(call, dim, {detail::ceil_div(taken, step)});
   }
   ShardingRule rule = start(call);
   const int self = call.tensor_index(0);

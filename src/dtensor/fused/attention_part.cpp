@@ -2,6 +2,7 @@
 // that in another form, and takes it back in the same one.
 
 #include "fused/attention_part.h"
+#include "tessera/core/detail/rounding.h"
 
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
@@ -32,7 +33,7 @@ double scale_of(const at::Tensor& q) {
 
 /// With zeros behind the last dimension, to a multiple of `multiple`.
 at::Tensor padded_to(const at::Tensor& tensor, std::int64_t multiple, double value = 0) {
-  const std::int64_t missing = (multiple - tensor.size(-1) % multiple) % multiple;
+  const std::int64_t missing = detail::round_up(tensor.size(-1), multiple) - tensor.size(-1);
   return missing == 0 ? tensor : at::constant_pad_nd(tensor, {0, missing}, value);
 }
 

@@ -10,6 +10,7 @@
 
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 
@@ -51,7 +52,7 @@ std::int64_t steps_between(std::int64_t start, std::int64_t end, std::int64_t st
   const auto stride = step > 0 ? step : -step;
   TESSERA_CHECK(distance >= 0, "arange from ", start, " to ", end, " with step ", step,
                 " goes the wrong way: change the step's sign");
-  return (distance + stride - 1) / stride;
+  return detail::ceil_div(distance, stride);
 }
 
 }  // namespace

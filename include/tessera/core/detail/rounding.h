@@ -1,0 +1,20 @@
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+namespace tessera::detail {
+
+/// a / b, rounded up; a >= 0, b > 0.
+template <std::integral T>
+constexpr T ceil_div(T a, std::type_identity_t<T> b) {
+  return (a + b - 1) / b;
+}
+
+/// The first multiple of `unit` from `value` on; value >= 0, unit > 0.
+template <std::integral T>
+constexpr T round_up(T value, std::type_identity_t<T> unit) {
+  return ceil_div(value, unit) * unit;
+}
+
+}  // namespace tessera::detail
