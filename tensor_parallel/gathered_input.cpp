@@ -8,9 +8,9 @@
 //
 // The gradient of the weight is a separate node, so that it may run late: its sequence number is
 // lower than that of GatherBackward, and autograd's engine takes the ready node with the highest.
-// So the order of a backward is: gather x (started by the first product's node, beside its own
-// product), the products' gradients of x, the start of their sum's reduce-scatter, the weights'
-// gradients beside that. Another order would cost overlap, or another gather, but nothing else.
+// So the order of a backward is: the start of the gather of x, by the first product's node; beside
+// it the products' gradients of x; the start of their sum's reduce-scatter, and beside that the
+// weights' gradients. Another order would cost overlap, or another gather, but nothing else.
 
 #include "gathered_input.h"
 
@@ -184,7 +184,8 @@ struct ProductBackward final : Node {
 
 /// The gather that made x, if a product of x and weight need not keep x itself.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight) {
-  if (!c10::GradMode::is_enabled() || !x.requires_grad() || !tessera::is_distributed(weight)) {
+  if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
+      !tessera::is_distributed(weight)) {
     return nullptr;
   }
   const Layout& layout = *sharding_spec(weight).layout;
@@ -236,8 +237,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
       return others_ != nullptr ? others_->add(x, weight, bias)
                                 : products_.of_output(x, weight, bias);
     }
-    if (!x_.is_same(x)) {
-      x_ = x;
+    if (of_input_ == nullptr || !of_input_->takes(x)) {
       of_input_ =
           tessera::detail::make_node<nn::detail::SharedInputNode>(x, products_.add_of_input);
     }
@@ -247,8 +247,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  at::Tensor x_;  ///< of the last one
-  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
+  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< of the last one
 };
 
 std::unique_ptr<nn::detail::LinearProducts> make_regathered_products() {

@@ -30,7 +30,7 @@ Element element_of(const at::Tensor& x) {
 template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
   if constexpr (requires { launch(call, stream); }) {  // of one type of elements
     launch(call, stream);
   } else {

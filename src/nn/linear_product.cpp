@@ -188,16 +188,14 @@ class PlainProducts final : public LinearProducts {
     if (!x.requires_grad() || !takes_node(x, weight, bias)) {
       return linear_product(x, weight, bias);
     }
-    if (!x_.is_same(x)) {
-      x_ = x;
+    if (of_input_ == nullptr || !of_input_->takes(x)) {
       of_input_ = tessera::detail::make_node<SharedInputNode>(x, with_product);
     }
     return recorded_product(x, weight, bias, of_input_.get());
   }
 
  private:
-  at::Tensor x_;  ///< of the last one
-  tessera::detail::NodePtr<SharedInputNode> of_input_;
+  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< of the last one
 };
 
 }  // namespace
@@ -213,7 +211,8 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) {
       sizes = gradients[i].sizes().vec();
-      sum = add_term_(sum, as_matrix(gradients[i]), weights_[i].unpack());
+      sum = add_term_(sum, as_matrix(gradients[i]), weights_[i].saved.unpack());
+      weights_[i].used = true;
       gradients[i].reset();
     }
   }
@@ -224,10 +223,13 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
+/// Of the products in this backward: those of other results may come in another.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
-  for (SavedVariable& weight : weights_) {
-    weight.reset_data();
+  for (Weight& weight : weights_) {
+    if (weight.used) {
+      weight.saved.reset_data();
+    }
   }
 }
 

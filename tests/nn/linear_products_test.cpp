@@ -142,6 +142,19 @@ TEST(LinearProducts, ServeSeveralBackwards) {
   EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
 }
 
+TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
+  Model model;
+  const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
+  // Nothing else of the graph is used by both.
+  const Tensors y = linear_products(x.view({5, 6}), {*model.q, *model.k});
+  y[0].sum().backward();
+  y[1].sum().backward();
+  EXPECT_TRUE(x.grad().allclose(
+      (model.q->weight->detach().sum(0) + model.k->weight->detach().sum(0)).expand({5, 6}), 1e-5,
+      1e-5));
+  EXPECT_THROWN(std::exception, y[1].sum().backward(), "backward through the graph a second time");
+}
+
 // The gradient of a bias is that of the result then, in another shape.
 TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
   Model model(/*bias=*/true);
@@ -209,6 +222,21 @@ TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { *inputs[0] = inputs[0]->mul(3); });
   expect_that_of_calls(model, normal_values({5, 6}, 1));
+}
+
+TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
+  Model model;
+  model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
+  // Nothing of x is saved, so that it may be written to.
+  model.q->weight->requires_grad_(false);
+  const auto gradient_of_x = [&](bool together) {
+    model.together = together;
+    const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
+    const at::Tensor y = model(x.mul(1));
+    y.backward(normal_values(y.sizes(), 99));
+    return x.grad();
+  };
+  EXPECT_TRUE(gradient_of_x(true).allclose(gradient_of_x(false), 1e-5, 1e-5));
 }
 
 TEST(LinearProducts, WithAnAdapterAreCalledApart) {

@@ -165,6 +165,17 @@ TEST(GatheredInput, RefusesASecondDerivative) {
   });
 }
 
+TEST(GatheredInput, MayBeAVector) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<nn::Linear> linear(5, 6, {.bias = false});
+    const at::Tensor weight = linear.weight->detach().clone();
+    parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
+    const at::Tensor x = split_leaf(testing::uniform_values({5}, 0.2), mesh);
+    linear(x).sum().backward();
+    EXPECT_TRUE(testing::full_tensor(x.grad()).allclose(weight.sum(0)));
+  });
+}
+
 TEST(GatheredInput, FeedsAFusedLinear) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     std::vector<at::Tensor> results;

@@ -72,8 +72,8 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
 
 /// linear(x) of each of `linears`, in order. In backward the terms of x's gradient are added in the
 /// products, without passes over them, unless one of the modules has an adapter, is checkpointed,
-/// or has a product of another kind. Throws, and is collective, as the calls. Gradient: that of the
-/// calls, but for the order of additions.
+/// computes in fp8 or has a product of another kind. Throws, and is collective, as the calls.
+/// Gradient: that of the calls, but for the order of additions.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 

@@ -30,8 +30,10 @@ class SharedInputNode final : public tessera::detail::Node {
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Before a product, in the order of edge_of().
-  void keep(const at::Tensor& weight) { weights_.emplace_back(weight, /*is_output=*/false); }
+  /// Whether its gradient is that of x as it is now: a write in place gives x another.
+  bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
+  /// In the order of edge_of().
+  void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
   /// Where the gradient of its result goes.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
     return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
@@ -42,8 +44,14 @@ class SharedInputNode final : public tessera::detail::Node {
   std::string name() const override { return "LinearInputBackward"; }
 
  private:
+  struct Weight {
+    explicit Weight(const at::Tensor& weight) : saved(weight, /*is_output=*/false) {}
+    tessera::detail::SavedVariable saved;
+    bool used = false;  ///< by a backward
+  };
+
   AddTerm add_term_;
-  std::vector<tessera::detail::SavedVariable> weights_;
+  std::vector<Weight> weights_;
 };
 
 /// What `node`, which runs, returns for the weight of a product, its `output`-th input: the product
