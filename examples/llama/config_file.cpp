@@ -270,6 +270,16 @@ void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& lef
   }
 }
 
+std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags) {
+  std::map<std::string, std::string> values;
+  for (const ResolvedFlag& flag : flags) {
+    if (!flag.values.empty() && flag.name != "metrics" && flag.name != "tensorboard") {
+      values["--" + flag.name] = flag.is_path ? "FILE" : CLI::detail::join(flag.values, ",");
+    }
+  }
+  return values;
+}
+
 std::string to_toml(const std::vector<ResolvedFlag>& flags) {
   std::string text, section;
   for (const ResolvedFlag& flag : flags) {

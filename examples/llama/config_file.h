@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,10 @@ std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
 /// Notes what a file must leave out.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
+
+/// The values that all ranks of a job must have, by flag: not of what rank 0 alone writes. Of
+/// paths, which may differ, only that they are given.
+std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// As --config-file reads it, in sections: what it must leave out, or what has no value, is a
 /// comment.

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/inspect.h"
@@ -25,6 +27,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/hub_cache.h"
 #include "tessera/core/input_file.h"
+#include "tessera/core/nearest.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -80,6 +83,15 @@ int verify(const Arguments& arguments) {
   return faults.empty() ? 0 : 1;
 }
 
+/// A step, or a folder of steps.
+bool is_checkpoint(const fs::path& folder) {
+  std::error_code missing;
+  return std::ranges::any_of(fs::directory_iterator(folder, missing), [](const auto& entry) {
+    const std::string name = entry.path().filename().string();
+    return name == "manifest.json" || name.starts_with("step-");
+  });
+}
+
 int export_hf(const Arguments& arguments) {
   const fs::path folder = find_step(arguments.path);
   TESSERA_CHECK(arguments.config.empty() || arguments.model.empty(),
@@ -97,6 +109,8 @@ int export_hf(const Arguments& arguments) {
   TESSERA_CHECK(model.empty() || !fs::equivalent(model, arguments.other, missing), "export-hf to '",
                 arguments.other,
                 "' would replace the weights of --model, which is the same folder; name another");
+  TESSERA_CHECK(!is_checkpoint(arguments.other), "export-hf to '", arguments.other,
+                "' would write into a checkpoint, which has no other files; name another folder");
   std::optional<FilesBesideWeights> beside;
   if (!model.empty()) {
     beside = files_beside_weights(model);
@@ -183,6 +197,14 @@ int run(int argc, char** argv) {
   declare_store(*add("pull", "Gets the newest step from an object store", pull,
                      "The folder of the run's steps"),
                 arguments, "--get", arguments.store.get);
+  std::vector<std::string> names;
+  for (const auto& [command, unused] : commands) {
+    names.push_back(command->get_name());
+  }
+  const std::string first = argc > 1 ? argv[1] : "-";
+  TESSERA_CHECK(first[0] == '-' || std::ranges::find(names, first) != names.end(),
+                "unknown subcommand '", first, "'; did you mean ", nearest(first, names),
+                "? (tessera-ckpt --help lists all)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

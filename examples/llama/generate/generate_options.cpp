@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "examples/llama/cli.h"
+#include "examples/llama/config_file.h"
 #include "tessera/core/error.h"
 
 namespace llama {
@@ -139,6 +140,7 @@ GenerateOptions parse_generate_options(std::vector<std::string> arguments) {
   check_consistent(o);
   tessera::check_hub_weights(o.model);
   check_used(app, o);
+  o.shared = shared_by_ranks(resolve_flags(app));
   return o;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct GenerateOptions {
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;
   bool fused_projections = false;
+
+  std::map<std::string, std::string> shared;  ///< by flag, what all ranks must have alike
 };
 
 /// Throws tessera::Error for flags that are wrong or missing.

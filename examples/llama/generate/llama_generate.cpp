@@ -19,6 +19,7 @@
 #include "examples/llama/generate/perplexity.h"
 #include "examples/llama/generate/prompts.h"
 #include "examples/llama/generate/texts.h"
+#include "examples/llama/same_start.h"
 #include "tessera/data/text.h"
 #include "tessera/tessera.hpp"
 
@@ -66,6 +67,7 @@ Prompts read_prompts(const Run& run) {
       prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer(), run.options.stop);
     }
   }
+  llama::check_same_texts(*run.mesh.world(), prompts.inputs);
   return prompts;
 }
 
@@ -94,19 +96,12 @@ void generate(const Run& run) {
                         times.tokens, per_second(times.tokens, times.decoding_s)));
 }
 
-void print_perplexity(const llama::TextLoss& loss, bool json) {
-  const double perplexity = std::exp(loss.mean);
-  std::cout << (json ? fmt::format(R"({{"tokens": {}, "perplexity": {:.8g}}})", loss.tokens,
-                                   perplexity)
-                     : fmt::format("tokens: {}  perplexity: {:.6f}", loss.tokens, perplexity))
-            << std::endl;
-}
-
 void measure_perplexity(const Run& run) {
   const GenerateOptions& options = run.options;
   const llama::TextWindows windows = llama::perplexity_windows(options, run.config);
   const llama::Tokens text =
       run.encoder.with_begin_tokens(run.encoder.encode(data::read_text(options.perplexity)));
+  llama::check_same_texts(*run.mesh.world(), {text});
   const auto model =
       llama::load_model(options, run.config, windows.size, run.mesh, /*split_logits=*/true);
   const llama::TextLoss loss = llama::text_loss(*model, text, windows.size, windows.stride);
@@ -114,7 +109,7 @@ void measure_perplexity(const Run& run) {
                 "' is no number, as its mean loss is ", loss.mean,
                 "; look at the weights of the model, or take --dtype fp32");
   if (run.prints()) {
-    print_perplexity(loss, options.json);
+    llama::print_perplexity(loss, options.json);
   }
 }
 
@@ -124,6 +119,7 @@ int run_generate(std::vector<std::string> arguments) {
       {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
   llama::Config config = llama::read_config(std::filesystem::path(options.model) / "config.json");
   config.fused_projections = options.fused_projections;
+  llama::check_same_start(*scope.world(), options.shared, config);
   const Run run{options,
                 config,
                 {options.model, options.tokenizer, config},

@@ -3,7 +3,11 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+#include <iostream>
 
 #include "tessera/core/error.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
@@ -47,6 +51,14 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
     predicted = end + 1;
   }
   return {last, sum / static_cast<double>(last)};
+}
+
+void print_perplexity(const TextLoss& loss, bool json) {
+  const double perplexity = std::exp(loss.mean);
+  std::cout << (json ? fmt::format(R"({{"tokens": {}, "perplexity": {:.8g}}})", loss.tokens,
+                                   perplexity)
+                     : fmt::format("tokens: {}  perplexity: {:.6f}", loss.tokens, perplexity))
+            << std::endl;
 }
 
 }  // namespace llama

@@ -30,4 +30,7 @@ struct TextLoss {
 /// then collective. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride);
 
+/// Prints it as a line, or as a JSON object.
+void print_perplexity(const TextLoss& loss, bool json);
+
 }  // namespace llama

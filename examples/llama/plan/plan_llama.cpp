@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "examples/llama/same_start.h"
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
 #include "tessera/core/keep_freed_memory.h"
-#include "tessera/training/same_options.h"
 
 namespace llama {
 
@@ -70,7 +70,7 @@ planning::RunPlan plan_llama(const TrainOptions& options,
 }
 
 planning::Machine calibrate_llama(const TrainOptions& options, const comm::WorldPtr& world) {
-  training::check_same_options(*world, options.shared);
+  check_same_start(*world, options.shared, model_config(options));
   keep_freed_memory();  // as llama_train
   return planning::calibrate(run_of(options), world, plan_options(options, std::nullopt));
 }

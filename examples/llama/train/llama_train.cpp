@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "examples/llama/same_start.h"
 #include "examples/llama/train/checkpoint_entries.h"
 #include "examples/llama/train/llama_run.h"
 #include "examples/llama/train/run_outputs.h"
@@ -19,7 +20,6 @@
 #include "tessera/training/evaluation.h"
 #include "tessera/training/metric_log.h"
 #include "tessera/training/recording.h"
-#include "tessera/training/same_options.h"
 #include "tessera/training/stop.h"
 
 namespace llama {
@@ -166,7 +166,7 @@ bool evaluate_at_end(RunParts& parts) {
 }  // namespace
 
 bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopSignals* signals) {
-  training::check_same_options(*world, options.shared);
+  check_same_start(*world, options.shared, model_config(options));
   choose_kernels(options);
   training::Recording recording(recording_options(options));  // before the model: it counts memory
   training::Checkpointer checkpoints(checkpoint_options(options), world);

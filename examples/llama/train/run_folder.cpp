@@ -19,15 +19,18 @@ std::string file_of_a_run(const std::filesystem::path& folder) {
   return "";
 }
 
+std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
+  return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
+}
+
 }  // namespace
 
 void take_run_folder(const TrainOptions& options) {
   const std::filesystem::path folder(options.output_dir);
   tessera::files::create_folders(folder);
   const std::string text =
-      "# The flags of a run of llama_train, given or not. To make it again:\n"
-      "# llama_train --config-file THIS_FILE --output-dir NEW_FOLDER\n" +
-      options.resolved;
+      text_of("To make it again:\n# llama_train --config-file THIS_FILE --output-dir NEW_FOLDER\n",
+              options);
   if (!resumes(options)) {
     std::string found = file_of_a_run(folder);
     // If two runs begin at the same time, one of them writes it.
@@ -38,9 +41,14 @@ void take_run_folder(const TrainOptions& options) {
                   "); give a new folder, or --resume to continue that run");
     return;
   }
-  std::string name = "config.toml";
-  for (int i = 2; !tessera::files::write_new_file(folder / name, text); ++i) {
-    name = "config-" + std::to_string(i) + ".toml";
+  if (tessera::files::write_new_file(folder / "config.toml", text)) {
+    return;
+  }
+  const std::string resumed = text_of(
+      "To continue it once more:\n# llama_train --config-file THIS_FILE --output-dir THIS_FOLDER\n",
+      options);
+  const auto name = [](int i) { return "config-" + std::to_string(i) + ".toml"; };
+  for (int i = 2; !tessera::files::write_new_file(folder / name(i), resumed); ++i) {
   }
 }
 

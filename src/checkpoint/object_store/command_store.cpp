@@ -36,10 +36,19 @@ std::string with_word(std::string command, const std::string& name, const std::s
   return command;
 }
 
+/// ": " and the last line; "" of none.
 std::string last_line(const std::string& text) {
   const auto end = text.find_last_not_of('\n');
-  const auto begin = end == std::string::npos ? std::string::npos : text.rfind('\n', end);
-  return end == std::string::npos ? "nothing" : text.substr(begin + 1, end - begin);
+  if (end == std::string::npos) {
+    return "";
+  }
+  const auto begin = text.rfind('\n', end);
+  return ": " + text.substr(begin + 1, end - begin);
+}
+
+std::string how_it_failed(int status) {
+  return WIFSIGNALED(status) ? "was ended by signal " + std::to_string(WTERMSIG(status))
+                             : "failed with exit code " + std::to_string(WEXITSTATUS(status));
 }
 
 std::string all_of(int fd) {
@@ -80,8 +89,8 @@ std::string output_of(const std::string& command) {
   lseek(err, 0, SEEK_SET);
   std::string output = all_of(out);
   const std::string errors = all_of(err);
-  TESSERA_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "'", command,
-                "' failed: ", last_line(errors.empty() ? output : errors));
+  TESSERA_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "'", command, "' ",
+                how_it_failed(status), last_line(errors.empty() ? output : errors));
   return output;
 }
 

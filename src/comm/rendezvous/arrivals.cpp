@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <sstream>
 #include <thread>
 
 #include "group_info.h"
@@ -19,10 +20,27 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-Arrival read_arrival(const std::string& text, const std::string& own_host) {
-  const std::size_t end = text.find('\n');
-  const std::string host = text.substr(0, end);
-  return {host, host == own_host ? RecordMemory::open(text.substr(end + 1)) : nullptr};
+/// What a rank has found that none of them can go on with.
+constexpr auto kFaultKey = "fault";
+
+/// A rank announces itself by a line each.
+struct Announcement {
+  std::string size;    ///< of its job
+  std::string host;    ///< host_identity()
+  std::string handle;  ///< of its record
+};
+
+std::string to_text(const Announcement& rank) {
+  return rank.size + '\n' + rank.host + '\n' + rank.handle;
+}
+
+Announcement read_announcement(const std::string& text) {
+  std::istringstream lines(text);
+  Announcement rank;
+  std::getline(lines, rank.size);
+  std::getline(lines, rank.host);
+  std::getline(lines, rank.handle);
+  return rank;
 }
 
 /// The ranks of a job on their way to the rendezvous.
@@ -36,18 +54,24 @@ class Arrivals {
         missing_.push_back(rank);
       }
     }
-    store_.set(arrival_key(job.rank), own_host() + "\n" + own->handle());
+    store_.set(arrival_key(job.rank),
+               to_text({std::to_string(job.size), own_host(), own->handle()}));
   }
 
   /// Checks which ranks have come since the last call. Returns those that have not.
   const std::vector<int>& look() {
+    std::string fault;
     try {
       ask_for_all();
+      if (!missing_.empty() && store_.check({kFaultKey})) {
+        fault = store_.get_to_str(kFaultKey);
+      }
     } catch (const std::exception& error) {
       fail("rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address, ":",
            job_.port, " at the rendezvous, where rank(s) ", join(missing_),
            " did not come: ", first_line(error.what()), "; look for rank 0's own error");
     }
+    TESSERA_CHECK(fault.empty(), fault);
     return missing_;
   }
 
@@ -70,13 +94,27 @@ class Arrivals {
     for (int rank = 0; rank < job_.size; ++rank) {
       Arrival& arrival = arrivals_[static_cast<std::size_t>(rank)];
       if (arrival.host.empty() && store_.check({arrival_key(rank)})) {
-        arrival = read_arrival(store_.get_to_str(arrival_key(rank)), own_host());
+        arrival = take_in(rank, read_announcement(store_.get_to_str(arrival_key(rank))));
       }
       if (arrival.host.empty()) {
         missing.push_back(rank);
       }
     }
     missing_ = std::move(missing);
+  }
+
+  Arrival take_in(int rank, const Announcement& announced) {
+    if (announced.size != std::to_string(job_.size)) {
+      // The others have met a rank of this number, and would wait for those that never come.
+      store_.set(
+          kFaultKey,
+          detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",
+                         announced.size, " at ", job_.address, ":", job_.port,
+                         "; start all nodes with the same number of nodes and of ranks on each"));
+      return {};
+    }
+    return {announced.host,
+            announced.host == own_host() ? RecordMemory::open(announced.handle) : nullptr};
   }
 
   const std::string& own_host() const {

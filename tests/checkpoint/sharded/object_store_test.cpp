@@ -193,8 +193,8 @@ TEST(CommandStore, SaysWhatACommandSaid) {
   const auto store = command_store({.put = "echo so; echo no such bucket >&2; exit 3",
                                     .get = "kill -9 $$",
                                     .list = "echo nothing of bytes"});
-  EXPECT_ERROR(store->put(folder.path(), "k"), "failed: no such bucket");
-  EXPECT_ERROR(store->get("k", folder.path()), "'kill -9 $$' failed: nothing");
+  EXPECT_ERROR(store->put(folder.path(), "k"), "failed with exit code 3: no such bucket");
+  EXPECT_ERROR(store->get("k", folder.path()), "'kill -9 $$' was ended by signal 9");
   EXPECT_ERROR(store->list("k"), "printed 'nothing of bytes', which is no line BYTES KEY");
 }
 

@@ -86,6 +86,11 @@ class CheckpointTool(unittest.TestCase):
         done = ckpt("export-hf", step, model, "--model", model)
         self.assertEqual(done.returncode, 2)
         self.assertIn("would replace the weights of --model, which is the same folder", done.stderr)
+        (self.folder / "steps/step-00000003").mkdir(parents=True)
+        for checkpoint in (step, self.folder / "steps"):
+            done = ckpt("export-hf", step, checkpoint, "--model", model)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"export-hf to '{checkpoint}' would write into a checkpoint", done.stderr)
         # Again, but not with another tokenizer.
         self.assertEqual(ckpt("export-hf", step, self.folder / "exported", "--model", model).returncode, 0)
         (model / "tokenizer_config.json").write_text("{}")
@@ -106,6 +111,9 @@ class CheckpointTool(unittest.TestCase):
             self.assertIn(error, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         self.assertFalse((self.folder / "out").exists())
+        done = ckpt("verfy", step)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("unknown subcommand 'verfy'; did you mean verify?", done.stderr)
 
     def test_a_warning_is_a_line_too(self):
         damaged = self.folder / "step-00000002"

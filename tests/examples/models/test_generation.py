@@ -255,6 +255,22 @@ class Generation(programs.InFolder):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("standard output can't be written", done.stderr)
 
+    def test_refuses_what_differs_between_ranks(self):
+        folder, _ = self.make("llama1")
+        for rank, text in enumerate(("one text", "two text")):
+            (self.folder / str(rank)).mkdir()
+            (self.folder / str(rank) / "text").write_text(text)
+        text = f"{self.folder}/$RANK/text"
+        for flags, message in (
+                ("--prompt A --max-tokens $((RANK + 3))", "rank 1 has --max-tokens 4, but rank 0 has --max-tokens 3"),
+                (f"--prompts {text}", "rank 1 has other texts, as tokens, than rank 0; give all ranks the same files"),
+                (f"--perplexity {text}", "rank 1 has other texts, as tokens, than rank 0; give all ranks the same files")):
+            with self.subTest(flags):
+                script = f"exec {programs.BIN}/llama_generate --tp 2 --model {folder} {flags}"
+                done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
+                self.assertEqual((done.returncode, done.stdout), (1, ""))
+                self.assertIn(message, done.stderr)
+
     def test_refuses_in_one_line(self):
         folder, _ = self.make("llama1")
         empty = self.folder / "empty.txt"

@@ -194,6 +194,18 @@ class BadInput(programs.InFolder):
                 self.assertNotEqual(done.returncode, 0, done.stdout)
                 self.assertIn(message, done.stderr)
 
+    def test_configurations_that_differ_between_ranks(self):
+        configs = [self.folder / f"{rank}/config.json" for rank in (0, 1)]
+        for path, changes in zip(configs, ({}, {"rms_norm_eps": 1e-6})):
+            path.parent.mkdir()
+            path.write_text(json.dumps(programs.SMALL | changes))
+        flags = " ".join(str(part) for part in self.data(config=f"{self.folder}/$RANK/config.json"))
+        script = f"exec {programs.BIN}/llama_train --dp 2 {flags}"
+        done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("rank 1 has config.json with rms_norm_eps 1e-06, but rank 0 has config.json with rms_norm_eps 1e-05; "
+                      "start all ranks with the same options", done.stderr)
+
     def test_held_out_texts_that_differ_between_ranks(self):
         texts = [self.folder / f"{rank}/text" for rank in (0, 1)]
         for text, words in zip(texts, ("one ", "two ")):

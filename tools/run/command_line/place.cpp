@@ -86,7 +86,7 @@ void declare_place(CLI::App& app) {
   app.add_option("--rdzv-id", "A name of the job that all its nodes are given")->option_text("ID");
   // With the text as an argument g++ finds two functions.
   app.add_flag("--standalone")
-      ->description("A job of this node alone, whatever else is said of places");
+      ->description("A job of this node alone, whatever else is said of where to meet");
 }
 
 Place read_place(const CLI::App& app) {

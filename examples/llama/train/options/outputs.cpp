@@ -50,7 +50,9 @@ std::filesystem::path report_file(const TrainOptions& o) {
 void check_outputs(const TrainOptions& o) {
   std::vector<NamedFile> files = o.inputs;
   const std::string report = o.metrics.empty() ? "" : report_file(o).string();
-  const std::string flags = o.output_dir.empty() ? "" : o.output_dir + "/config.toml";
+  // A resumed run writes config-2.toml, or the next that is not there.
+  const bool writes_flags = !o.output_dir.empty() && !resumes(o);
+  const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},
                                    {"config.toml of --output-dir", flags},
                                    {"--metrics", o.metrics},

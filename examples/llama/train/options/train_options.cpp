@@ -98,17 +98,6 @@ std::vector<std::pair<std::string, std::string>> list(const std::vector<Resolved
   return rows;
 }
 
-/// But for what rank 0 alone writes.
-std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags) {
-  std::map<std::string, std::string> values;
-  for (const ResolvedFlag& flag : flags) {
-    if (!flag.values.empty() && flag.name != "metrics" && flag.name != "tensorboard") {
-      values["--" + flag.name] = flag.is_path ? "FILE" : CLI::detail::join(flag.values, ",");
-    }
-  }
-  return values;
-}
-
 }  // namespace
 
 bool resumes(const TrainOptions& o) {
