@@ -83,7 +83,7 @@ int verify(const Arguments& arguments) {
   return faults.empty() ? 0 : 1;
 }
 
-/// A step, or a folder of steps.
+/// Whether it has a manifest, or steps.
 bool is_checkpoint(const fs::path& folder) {
   std::error_code missing;
   return std::ranges::any_of(fs::directory_iterator(folder, missing), [](const auto& entry) {
@@ -109,7 +109,9 @@ int export_hf(const Arguments& arguments) {
   TESSERA_CHECK(model.empty() || !fs::equivalent(model, arguments.other, missing), "export-hf to '",
                 arguments.other,
                 "' would replace the weights of --model, which is the same folder; name another");
-  TESSERA_CHECK(!is_checkpoint(arguments.other), "export-hf to '", arguments.other,
+  // PyTorch's shards have no manifest.
+  const bool is_step = fs::equivalent(folder, arguments.other, missing);
+  TESSERA_CHECK(!is_step && !is_checkpoint(arguments.other), "export-hf to '", arguments.other,
                 "' would write into a checkpoint, which has no other files; name another folder");
   std::optional<FilesBesideWeights> beside;
   if (!model.empty()) {

@@ -78,11 +78,11 @@ class RunFolder(programs.InFolder):
         self.assertTrue((self.run / "checkpoints/step-00000005").is_dir())
         for name, last in (("config.toml", 3), ("config-2.toml", 5)):
             self.assertIn(f"\nsteps = {last}\n", (self.run / name).read_text())
+        self.assertEqual(len(list((self.run / "tensorboard").iterdir())), 2)
         for name in ("config.toml", "config-2.toml"):
             self.assert_ends_well(self.start("--config-file", self.run / name, "--output-dir", self.run, "--steps", 7,
                                              "--resume", "auto", ranks=1))
         self.assertIn("--output-dir THIS_FOLDER\n", (self.run / "config-4.toml").read_text())
-        self.assertEqual(len(list((self.run / "tensorboard").iterdir())), 2)
 
     def test_a_folder_that_cannot_be_made_is_said(self):
         done = self.start("--config", self.config, "--tokens", self.tokens, "--output-dir", self.tokens / "run", ranks=1)
