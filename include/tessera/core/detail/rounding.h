@@ -3,6 +3,9 @@
 #include <concepts>
 #include <type_traits>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// a / b, rounded up; a >= 0, b > 0.
@@ -18,3 +21,4 @@ constexpr T round_up(T value, std::type_identity_t<T> unit) {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END
