@@ -13,6 +13,12 @@ namespace llama {
 
 using namespace tessera;
 
+comm::CommunicatorPtr start_group(comm::World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.host_group(ranks, "start");
+}
+
 void check_same_start(comm::World& world, std::map<std::string, std::string> options,
                       const Config& config) {
   const auto values = nlohmann::json::parse(config.json);
@@ -23,10 +29,8 @@ void check_same_start(comm::World& world, std::map<std::string, std::string> opt
 }
 
 void check_same_texts(comm::World& world, const std::vector<Tokens>& texts) {
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
   const std::vector<std::string> all =
-      comm::texts_that_differ(*world.host_group(ranks, "start"), nlohmann::json(texts).dump());
+      comm::texts_that_differ(*start_group(world), nlohmann::json(texts).dump());
   const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
   TESSERA_CHECK(other == all.end(), "rank ", other - all.begin(),
                 " has other texts, as tokens, than rank 0; give all ranks the same files");

@@ -12,6 +12,10 @@
 
 namespace llama {
 
+/// A group of all ranks in the hosts' memory, for what they compare before the first step.
+/// Collective at the first call.
+tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world);
+
 /// Throws Error on every rank where they have other options, as training::check_same_options(), or
 /// another config.json, whose first key that differs is named. To be called before anything else
 /// that is collective over `world`. Collective.

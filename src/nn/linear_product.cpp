@@ -223,7 +223,7 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Of the products in this backward: those of other results may come in another.
+/// Releases the weights that a backward has used. The others wait for the backward of their result.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <string>
 
+#include "examples/llama/same_start.h"
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/options/outputs.h"
 #include "examples/llama/train/run_folder.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -145,12 +144,6 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config
 }
 
 }  // namespace
-
-comm::CommunicatorPtr start_group(comm::World& world) {
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world.host_group(ranks, "start");
-}
 
 Config model_config(const TrainOptions& o) {
   const std::filesystem::path file = o.model.empty()

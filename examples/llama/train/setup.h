@@ -21,10 +21,6 @@ void choose_kernels(const TrainOptions& options);
 /// tessera::Error unless the product of the degrees is the number of ranks.
 tessera::DeviceMesh make_mesh(const TrainOptions& options, const tessera::comm::WorldPtr& world);
 
-/// A group of all ranks in the hosts' memory, for what they compare before the first step.
-/// Collective at the first call.
-tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world);
-
 /// The model that --model or --config describes, with at most --layers of its layers. Throws
 /// tessera::Error for a --seq beyond a million tokens and its positions, before memory is asked
 /// for, and for heads that --tp doesn't divide.

@@ -15,6 +15,7 @@
 
 #include "examples/llama/fingerprints.h"
 #include "examples/llama/models.h"
+#include "examples/llama/same_start.h"
 #include "examples/llama/texts/document_reader.h"
 #include "examples/llama/texts/input_files.h"
 #include "examples/llama/train/setup.h"

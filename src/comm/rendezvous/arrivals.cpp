@@ -20,7 +20,7 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-/// What a rank has found that none of them can go on with.
+/// An error that ends all ranks. The rank that finds it writes it here.
 constexpr auto kFaultKey = "fault";
 
 /// A rank announces itself by a line each.
