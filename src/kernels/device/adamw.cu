@@ -6,7 +6,7 @@ namespace tessera::kernels {
 namespace {
 
 template <class M>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamW call) {
+__global__ void __launch_bounds__(kThreads, 3) adamw_kernel(const __grid_constant__ AdamW call) {
   __shared__ AdamWFactors factors;
   const Chunk chunk = chunk_of(call.list, static_cast<std::int32_t>(blockIdx.x));
   const AdamWPiece& piece = call.list.pieces[chunk.piece];

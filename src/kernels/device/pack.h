@@ -52,7 +52,7 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
-  constexpr int kWide = kVectorBytes / (sizeof(From) < sizeof(To) ? sizeof(From) : sizeof(To));
+  constexpr int kWide = kVectorBytes / sizeof(To);  // each of a warp's writes fills what it touches
   const Chunk chunk = chunk_of(call.list, number);
   const PackPiece& piece = call.list.pieces[chunk.piece];
   if (has_vectors<From, To, kWide>(piece)) {

@@ -8,27 +8,24 @@ namespace {
 
 constexpr std::int64_t kSharedBytes = 48 << 10;  // what every kernel may have
 
-/// The threads that take a row together.
-template <int kWidth>
-using RowTeam = Team<kWidth, kRmsNormThreads>;
-
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
-  RowTeam<kWidth> team;
-  constexpr std::int64_t kTeams = RowTeam<kWidth>::kOfBlock;
+  Team<kWidth, kRmsNormThreads> team;
+  constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;  // a warp's threads have more of a row
+  constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
        row += gridDim.x * kTeams) {
-    rms_norm_row<T, W, N>(call, row, team);
+    rms_norm_row<T, W, N, kAtOnce>(call, row, team);
   }
 }
 
 /// Sums the weight's terms in shared memory, for each team, or in `terms` if they are too many.
 template <class T, class W, int N, int kWidth>
-__global__ void __launch_bounds__(kRmsNormThreads, 4)
+__global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
   extern __shared__ __align__(kVectorBytes) float shared[];
-  RowTeam<kWidth> team;
-  constexpr std::int64_t kTeams = RowTeam<kWidth>::kOfBlock;
+  Team<kWidth, kRmsNormBackwardThreads> team;
+  constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   const std::int64_t size = call.forward.size;
   float* const terms = call.terms + blockIdx.x * size;
   float* sums = nullptr;
@@ -47,7 +44,7 @@ __global__ void __launch_bounds__(kRmsNormThreads, 4)
     return;
   }
   __syncthreads();
-  for (std::int64_t i = threadIdx.x; i < size; i += kRmsNormThreads) {
+  for (std::int64_t i = threadIdx.x; i < size; i += kRmsNormBackwardThreads) {
     terms[i] = sum_of_terms(shared, kTeams, size, i, /*first=*/0, /*step=*/1);
   }
 }
@@ -70,16 +67,18 @@ __global__ void __launch_bounds__(kWarp* kTermRows)
   }
 }
 
-/// Calls body.operator()<T, W, N, kWidth>().
-template <class Body>
-void with_kernel(const RmsNorm& call, Element type, bool aligned, Body&& body) {
+/// Calls body.operator()<T, W, N, kWidth>(), of a block of `kBlock` threads. Up to `short_row`
+/// elements a warp takes a row.
+template <int kBlock, class Body>
+void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t short_row,
+                 Body&& body) {
   with_vectors(type, aligned, [&]<class T, int N>() {
     const auto of_weight = [&]<class W>() {
       // One element at a time is a rare way: no kernel of its own for short rows.
-      if (N > 1 && call.size <= kShortRow) {
-        body.template operator()<T, W, N, (N > 1 ? kWarp : kRmsNormThreads)>();
+      if (N > 1 && call.size <= short_row) {
+        body.template operator()<T, W, N, (N > 1 ? kWarp : kBlock)>();
       } else {
-        body.template operator()<T, W, N, kRmsNormThreads>();
+        body.template operator()<T, W, N, kBlock>();
       }
     };
     if (call.weight_is_float) {
@@ -104,11 +103,12 @@ bool inputs_are_aligned(const RmsNorm& call, Element type) {
 void launch(const RmsNorm& call, Element type, cudaStream_t stream) {
   const bool aligned = inputs_are_aligned(call, type) && rows_are_aligned(call, call.sum, type) &&
                        rows_are_aligned(call, call.out, type);
-  with_kernel(call, type, aligned, [&]<class T, class W, int N, int kWidth>() {
-    const std::int64_t blocks = divide_up(call.rows, RowTeam<kWidth>::kOfBlock);
-    const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30));
-    rms_norm_kernel<T, W, N, kWidth><<<grid, kRmsNormThreads, 0, stream>>>(call);
-  });
+  with_kernel<kRmsNormThreads>(
+      call, type, aligned, kShortRow, [&]<class T, class W, int N, int kWidth>() {
+        const std::int64_t blocks = divide_up(call.rows, kRmsNormThreads / kWidth);
+        const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30));
+        rms_norm_kernel<T, W, N, kWidth><<<grid, kRmsNormThreads, 0, stream>>>(call);
+      });
 }
 
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
@@ -117,17 +117,18 @@ void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
                        rows_are_aligned(in, call.sum_grad, type) &&
                        rows_are_aligned(in, call.x_grad, type);
   const auto blocks = static_cast<unsigned>(rms_norm_blocks(in.rows, in.size));
-  with_kernel(in, type, aligned, [&]<class T, class W, int N, int kWidth>() {
-    const std::int64_t bytes = RowTeam<kWidth>::kOfBlock * in.size * 4;
-    const bool in_shared = call.weight_grad != nullptr && bytes <= kSharedBytes;
-    rms_norm_backward_kernel<T, W, N, kWidth>
-        <<<blocks, kRmsNormThreads, in_shared ? bytes : 0, stream>>>(call, in_shared);
-    if (call.weight_grad != nullptr) {
-      rms_norm_weight_kernel<W>
-          <<<static_cast<unsigned>(divide_up(in.size, kWarp)), dim3(kWarp, kTermRows), 0, stream>>>(
-              static_cast<W*>(call.weight_grad), call.terms, blocks, in.size);
-    }
-  });
+  with_kernel<kRmsNormBackwardThreads>(
+      in, type, aligned, kShortBackwardRow, [&]<class T, class W, int N, int kWidth>() {
+        const std::int64_t bytes = kRmsNormBackwardThreads / kWidth * in.size * 4;
+        const bool in_shared = call.weight_grad != nullptr && bytes <= kSharedBytes;
+        rms_norm_backward_kernel<T, W, N, kWidth>
+            <<<blocks, kRmsNormBackwardThreads, in_shared ? bytes : 0, stream>>>(call, in_shared);
+        if (call.weight_grad != nullptr) {
+          rms_norm_weight_kernel<W>
+              <<<static_cast<unsigned>(divide_up(in.size, kWarp)), dim3(kWarp, kTermRows), 0,
+                 stream>>>(static_cast<W*>(call.weight_grad), call.terms, blocks, in.size);
+        }
+      });
 }
 
 }  // namespace tessera::kernels

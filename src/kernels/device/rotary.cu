@@ -1,4 +1,5 @@
-// Rotary position embedding on a GPU: a block takes several positions where their heads are few.
+// Rotary position embedding on a GPU: a thread takes a vector of several heads of a position, and a
+// block several positions where their heads are few.
 #include <algorithm>
 #include <iterator>
 
@@ -9,12 +10,13 @@ namespace tessera::kernels {
 namespace {
 
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads) rotary_kernel(Rotary call) {
+__global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant__ Rotary call) {
   const std::int64_t positions = call.batch * call.sequence;
-  for (std::int64_t position = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-       position < positions; position += static_cast<std::int64_t>(gridDim.x) * blockDim.y) {
-    rotate_position<T, N>(call, position, static_cast<int>(threadIdx.x),
-                          static_cast<int>(blockDim.x));
+  const RotaryShare share{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
+                          static_cast<int>(threadIdx.y), static_cast<int>(blockDim.y)};
+  for (std::int64_t position = static_cast<std::int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
+       position < positions; position += static_cast<std::int64_t>(gridDim.x) * blockDim.z) {
+    rotate_position<T, N>(call, position, share);
   }
 }
 
@@ -33,17 +35,31 @@ bool halves_are_aligned(const Rotary& call, Element type) {
          });
 }
 
+std::int64_t most_heads(const Rotary& call) {
+  std::int64_t heads = 1;
+  for (const RotaryHeads& part : call.parts) {
+    heads = std::max(heads, part.groups * part.heads);
+  }
+  return heads;
+}
+
+constexpr std::int64_t kHeadsOfThread = 8;  // of the largest part, for one reading of the tables
+
+/// A position's threads by vectors and heads, and as many positions as a block has threads for. At
+/// most 64 positions: the limit of the third dimension.
+dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
+  const std::int64_t x = std::min<std::int64_t>(vectors, kThreads);
+  const std::int64_t y = std::min(divide_up(heads, kHeadsOfThread), kThreads / x);
+  const std::int64_t z = std::min<std::int64_t>(kThreads / (x * y), 64);
+  return {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
+}
+
 }  // namespace
 
 void launch(const Rotary& call, Element type, cudaStream_t stream) {
   with_vectors(type, halves_are_aligned(call, type), [&]<class T, int N>() {
-    const std::int64_t items = divide_up(call.half, N) * heads_of_position(call);
-    unsigned of_position = 1;
-    while (of_position < kThreads && of_position < items) {
-      of_position *= 2;
-    }
-    const dim3 block(of_position, kThreads / of_position);
-    const std::int64_t blocks = divide_up(call.batch * call.sequence, block.y);
+    const dim3 block = threads_of_positions(divide_up(call.half, N), most_heads(call));
+    const std::int64_t blocks = divide_up(call.batch * call.sequence, block.z);
     const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30));
     rotary_kernel<T, N><<<grid, block, 0, stream>>>(call);
   });

@@ -28,7 +28,7 @@ struct RotaryHeads {
 constexpr int kMostRotaryParts = 3;
 
 /// Queries, keys, and values, or the first of them, of positions (batch, sequence). The tables are
-/// dense and fp32: (sequence, 2 * half).
+/// dense and fp32: (sequence, 2 * half). With vectors of N elements, `half` is a multiple of N.
 struct Rotary {
   RotaryHeads parts[kMostRotaryParts] = {};  ///< without heads: none
   std::int64_t batch = 0;
@@ -55,78 +55,90 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of one half: own * cos + sign * other * sin.
-template <class T, int N>
-TESSERA_HOST_DEVICE void rotate_half(const Floats<N>& own, const Floats<N>& other, const float* cos,
-                                     const float* sin, float sign, T* out, std::int64_t n) {
-  const Floats<N> c = load<N>(cos, n);
-  const Floats<N> s = load<N>(sin, n);
-  Floats<N> turned;
+/// N elements of both halves of the tables at a position, with the signs that they have there.
+template <int N>
+struct RotaryTables {
+  Floats<N> cos1, sin1, cos2, sin2;
+};
+
+/// N elements of a table's row from `i`, times `sign`.
+template <int N>
+TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float sign) {
+  Floats<N> values = load<N>(row + i, N);
   for (int k = 0; k < N; ++k) {
-    turned.at[k] = sum_of_products(own.at[k], c.at[k], other.at[k], sign * s.at[k]);
+    values.at[k] *= sign;
   }
-  store(out, turned, n);
+  return values;
 }
 
-/// N elements from `i` of each half of a head. One half is written before the tables of the other
-/// are read, which takes fewer registers.
-template <class T, int N>
-TESSERA_HOST_DEVICE void rotate(const Rotary& p, const T* x, const float* cos, const float* sin,
-                                T* out, std::int64_t i) {
-  const std::int64_t n = p.half - i;
-  const Floats<N> x1 = load<N>(x + i, n);
-  const Floats<N> x2 = load<N>(x + p.half + i, n);
-  // The transposed one takes the sine of where an element comes from.
-  const std::int64_t sin1 = p.transposed ? p.half + i : i;
-  const std::int64_t sin2 = p.transposed ? i : p.half + i;
-  const float sign = p.transposed ? 1.0F : -1.0F;
-  rotate_half(x1, x2, cos + i, sin + sin1, sign, out + i, n);
-  rotate_half(x2, x1, cos + p.half + i, sin + sin2, -sign, out + p.half + i, n);
-}
-
-/// The same of a head that is copied. A type's elements are exact in fp32.
-template <class T, int N>
-TESSERA_HOST_DEVICE void copy_halves(const Rotary& p, const T* x, T* out, std::int64_t i) {
-  const std::int64_t n = p.half - i;
-  store(out + i, load<N>(x + i, n), n);
-  store(out + p.half + i, load<N>(x + p.half + i, n), n);
-}
-
-/// Where head `head` of a part begins.
-TESSERA_HOST_DEVICE inline std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample,
-                                                  std::int64_t place, int head, int of_group) {
-  const int group = head / of_group;
-  return sample * strides.batch + place * strides.position + group * strides.group +
-         (head - group * of_group) * strides.head;
-}
-
-/// One position of one sample, of batch * sequence: pairs of vectors `first`, `first` + `step` and
-/// so on of its heads.
-template <class T, int N>
-TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position, int first,
-                                         int step) {
-  const std::int64_t sample = position / p.sequence;
-  const std::int64_t place = position - sample * p.sequence;
+/// The transposed one takes the sine of where an element comes from.
+template <int N>
+TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;
   const float* sin = p.sin + place * 2 * p.half;
-  // Divided as 32 bits: a position has fewer elements.
-  const auto vectors = static_cast<int>((p.half + N - 1) / N);
-  const int count = vectors * static_cast<int>(heads_of_position(p));
-  for (int item = first; item < count; item += step) {
-    int head = item / vectors;
-    const std::int64_t i = static_cast<std::int64_t>(item - head * vectors) * N;
-    const RotaryHeads* part = p.parts;
-    for (; head >= part->groups * part->heads; ++part) {
-      head -= static_cast<int>(part->groups * part->heads);
-    }
-    const auto of_group = static_cast<int>(part->heads);
-    const T* x =
-        static_cast<const T*>(part->x) + offset_of(part->from, sample, place, head, of_group);
-    T* out = static_cast<T*>(part->out) + offset_of(part->to, sample, place, head, of_group);
-    if (part->turned) {
-      rotate<T, N>(p, x, cos, sin, out, i);
-    } else {
-      copy_halves<T, N>(p, x, out, i);
+  const float sign = p.transposed ? 1.0F : -1.0F;
+  return {load<N>(cos + i, N), signed_at<N>(sin, p.transposed ? p.half + i : i, sign),
+          load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
+}
+
+/// N elements of one half: own * cos + other * sin.
+template <int N>
+TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
+                                     const Floats<N>& other, const Floats<N>& sin) {
+  Floats<N> result;
+  for (int k = 0; k < N; ++k) {
+    result.at[k] = sum_of_products(own.at[k], cos.at[k], other.at[k], sin.at[k]);
+  }
+  return result;
+}
+
+/// Which of a position's vectors and heads a thread takes: from the first on, `..._step` apart.
+struct RotaryShare {
+  int first_vector = 0;
+  int vector_step = 1;
+  int first_head = 0;
+  int head_step = 1;
+};
+
+/// N elements, from `i`, of both halves of a thread's heads of a part.
+template <class T, int N>
+TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
+                                      std::int64_t place, std::int64_t i,
+                                      const RotaryTables<N>& tables, const RotaryShare& share) {
+  // Counted, and divided, as 32 bits: a position has fewer heads.
+  const auto of_group = static_cast<int>(part.heads);
+  const auto heads = static_cast<int>(part.groups) * of_group;
+  const auto offset_of = [of_group](const HeadStrides& strides, int head) {
+    const int group = head / of_group;
+    return group * strides.group + (head - group * of_group) * strides.head;
+  };
+  const T* const x =
+      static_cast<const T*>(part.x) + sample * part.from.batch + place * part.from.position + i;
+  T* const out = static_cast<T*>(part.out) + sample * part.to.batch + place * part.to.position + i;
+  for (int head = share.first_head; head < heads; head += share.head_step) {
+    const T* const from = x + offset_of(part.from, head);
+    T* const to = out + offset_of(part.to, head);
+    const Floats<N> x1 = load<N>(from, N);
+    const Floats<N> x2 = load<N>(from + p.half, N);
+    // A type's elements are exact in fp32: what is copied stays.
+    store(to, part.turned ? turned(x1, tables.cos1, x2, tables.sin1) : x1, N);
+    store(to + p.half, part.turned ? turned(x2, tables.cos2, x1, tables.sin2) : x2, N);
+  }
+}
+
+/// One position of one sample, of batch * sequence. A thread keeps its part of the tables for all
+/// heads.
+template <class T, int N>
+TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
+                                         const RotaryShare& share) {
+  const std::int64_t sample = position / p.sequence;
+  const std::int64_t place = position - sample * p.sequence;
+  for (std::int64_t i = share.first_vector * N; i < p.half; i += share.vector_step * N) {
+    const RotaryTables<N> tables = tables_at<N>(p, place, i);
+    for (const RotaryHeads& part : p.parts) {
+      if (part.heads > 0) {  // else it has no addresses
+        rotate_heads<T>(p, part, sample, place, i, tables, share);
+      }
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -25,9 +26,40 @@ struct Floats {
 };
 
 /// What one access moves.
-struct __attribute__((may_alias, aligned(kVectorBytes))) Vector {
-  std::uint32_t words[4];
+template <int kBytes>
+struct __attribute__((may_alias, aligned(kBytes))) Words {
+  std::uint32_t words[kBytes / 4];
 };
+using Vector = Words<kVectorBytes>;
+
+/// How N elements of T are accessed: by 16 bytes, or at once where they are fewer.
+template <class T, int N>
+struct Access {
+  static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
+  static constexpr int kCount = N * sizeof(T) / kBytes;  // 0 of one element of 2 bytes
+  using Words = kernels::Words<kBytes>;
+};
+
+/// By one access, also where nvcc would split an assignment into several.
+template <int kBytes>
+TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<kBytes>* to) {
+#ifdef __CUDA_ARCH__
+  const std::uint32_t* const w = value.words;
+  const std::size_t address = __cvta_generic_to_global(to);
+  if constexpr (kBytes == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(w[0]), "r"(w[1])
+                 : "memory");
+  } else {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(w[0]) : "memory");
+  }
+#else
+  *to = value;
+#endif
+}
 
 /// N elements: the n that `from` has, then zeros. A whole row of N is read by 16 bytes, and aligned
 /// for that, unless N is 1.
@@ -35,10 +67,10 @@ template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   T elements[N];
   if (N > 1 && n >= N) {
-    constexpr int kVectors = N * sizeof(T) / kVectorBytes;
-    for (int i = 0; i < kVectors; ++i) {
-      const Vector vector = reinterpret_cast<const Vector*>(from)[i];
-      std::memcpy(reinterpret_cast<char*>(elements) + i * kVectorBytes, &vector, kVectorBytes);
+    using A = Access<T, N>;
+    for (int i = 0; i < A::kCount; ++i) {
+      const auto words = reinterpret_cast<const typename A::Words*>(from)[i];
+      std::memcpy(reinterpret_cast<char*>(elements) + i * A::kBytes, &words, A::kBytes);
     }
   } else {
     for (int i = 0; i < N; ++i) {
@@ -52,20 +84,20 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values, as load reads them.
-template <int N, class T>
-TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64_t n) {
+/// Writes the first n of N values, as load reads them: by write(words, to), or one by one.
+template <int N, class T, class Write>
+TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
+                                         const Write& write) {
   T elements[N];
   for (int i = 0; i < N; ++i) {
     elements[i] = static_cast<T>(values.at[i]);
   }
   if (N > 1 && n >= N) {
-    constexpr int kVectors = N * sizeof(T) / kVectorBytes;
-    for (int i = 0; i < kVectors; ++i) {
-      Vector vector;
-      std::memcpy(&vector, reinterpret_cast<const char*>(elements) + i * kVectorBytes,
-                  kVectorBytes);
-      reinterpret_cast<Vector*>(to)[i] = vector;
+    using A = Access<T, N>;
+    for (int i = 0; i < A::kCount; ++i) {
+      typename A::Words words;
+      std::memcpy(&words, reinterpret_cast<const char*>(elements) + i * A::kBytes, A::kBytes);
+      write(words, reinterpret_cast<typename A::Words*>(to) + i);
     }
   } else {
     for (int i = 0; i < N; ++i) {
@@ -76,6 +108,18 @@ TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64
   }
 }
 
+/// To global memory.
+template <int N, class T>
+TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64_t n) {
+  store_by(to, values, n, [](const auto& words, auto* at) { write_global(words, at); });
+}
+
+/// To any memory: that of a block, too.
+template <int N, class T>
+TESSERA_HOST_DEVICE inline void store_anywhere(T* to, const Floats<N>& values, std::int64_t n) {
+  store_by(to, values, n, [](const auto& words, auto* at) { *at = words; });
+}
+
 /// What load() finds where store() has written `values`.
 template <class T, int N>
 TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
@@ -83,6 +127,36 @@ TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
     values.at[i] = static_cast<float>(static_cast<T>(values.at[i]));
   }
   return values;
+}
+
+/// for_vectors() from element `i`, for vectors `apart` elements apart.
+template <int N, int kAtOnce, class Load, class Use>
+TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t apart,
+                                                 std::int64_t size, const Load& load,
+                                                 const Use& use) {
+  for (; i + (kAtOnce - 1) * apart + N <= size; i += kAtOnce * apart) {
+    decltype(load(i, size)) loaded[kAtOnce];
+    for (int k = 0; k < kAtOnce; ++k) {
+      loaded[k] = load(i + k * apart, N);
+    }
+    for (int k = 0; k < kAtOnce; ++k) {
+      use(i + k * apart, N, loaded[k]);
+    }
+  }
+  if constexpr (kAtOnce > 1) {
+    for_vectors_from<N, kAtOnce / 2>(i, apart, size, load, use);
+  } else if (i < size) {
+    use(i, size - i, load(i, size - i));
+  }
+}
+
+/// Calls use(i, n, load(i, n)) for a thread's vectors of the `size` elements of a row that a team
+/// takes: N elements from i, of which n are there. A thread loads `kAtOnce` of them before it uses
+/// the first: they come together.
+template <int N, int kAtOnce, class Team, class Load, class Use>
+TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team, const Load& load,
+                                            const Use& use) {
+  for_vectors_from<N, kAtOnce>(team.first() * N, team.width() * N, size, load, use);
 }
 
 /// Within 2 ulp.

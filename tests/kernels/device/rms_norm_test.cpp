@@ -79,7 +79,7 @@ Normed<T> forward(RmsNorm call) {
   call.rstd = result.rstd.data();
   OneThread team;
   for (std::int64_t row = 0; row < call.rows; ++row) {
-    rms_norm_row<T, W, N>(call, row, team);
+    rms_norm_row<T, W, N, 2>(call, row, team);
   }
   return result;
 }

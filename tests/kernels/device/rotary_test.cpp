@@ -24,8 +24,10 @@ void rotate_all(Rotary call, const Tables& tables) {
   call.cos = tables.cos.data();
   call.sin = tables.sin.data();
   for (std::int64_t position = 0; position < call.batch * call.sequence; ++position) {
-    for (int thread = 0; thread < 3; ++thread) {
-      rotate_position<T, N>(call, position, thread, 3);
+    for (int thread = 0; thread < 6; ++thread) {
+      rotate_position<T, N>(
+          call, position,
+          {.first_vector = thread % 2, .vector_step = 2, .first_head = thread / 2, .head_step = 3});
     }
   }
 }
