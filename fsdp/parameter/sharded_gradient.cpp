@@ -70,14 +70,14 @@ UnshardedGradient ShardedParameter::take_kept() {
 }
 
 /// Not where a pending sum might come: autograd would take the sum at once, maybe on this rank
-/// alone. Not in another type, to which no product is added.
+/// alone. It may be of another type than the tensor: what is added to it is then converted.
 void ShardedParameter::lend_kept() {
   if (!has_kept() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
     return;
   }
   const at::Tensor& kept = unreduced(sharded_.grad())->kept->local;
-  if (kept.defined() && kept.scalar_type() == unsharded_.scalar_type()) {
+  if (kept.defined()) {
     unsharded_.mutable_grad() =
         unsharded_spec_ ? make_distributed(kept, *unsharded_spec_, sharded_.sizes().vec()) : kept;
     lender_ = sharded_.grad();

@@ -5,6 +5,7 @@
 
 #include "tessera/nn/detail/linear_product.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
@@ -66,11 +67,27 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
+/// Whether a product is computed in the type of `sum`. On CUDA one of 16-bit matrices may be fp32.
+bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() &&
+         (sum.scalar_type() == a.scalar_type() ||
+          (sum.is_cuda() && sum.scalar_type() == at::kFloat && a.element_size() == 2));
+}
+
+/// sum += a b, as it is computed.
+void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+  } else {
+    at::Tensor out = sum;
+    at::addmm_out(out, out, a, b, sum.scalar_type());
+  }
+}
+
 /// Whether the product may be added to `sum` as it is computed.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
-  if (!sum.defined() || sum.layout() != c10::kStrided || sum.scalar_type() != a.scalar_type() ||
-      sum.scalar_type() != b.scalar_type() ||
+  if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||
       sum.sizes() != at::IntArrayRef{a.size(factors.kept_of_a()), b.size(factors.kept_of_b())} ||
       !local_tensor(sum).is_contiguous()) {
     return false;
@@ -240,7 +257,7 @@ at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Te
   if (c10::GradMode::is_enabled() || !can_add(sum, {a, 1, b, 0})) {
     return sum.add(at::mm(a, b));
   }
-  local_tensor(sum).addmm_(local_tensor(a), local_tensor(b));
+  add_product(local_tensor(sum), local_tensor(a), local_tensor(b));
   return sum;
 }
 
@@ -250,8 +267,7 @@ at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
   if (!can_add(open.tensor(), {rows, 0, x, 0})) {
     return at::mm(rows.t(), x);
   }
-  const at::Tensor sum = local_tensor(open.tensor());
-  sum.addmm_(local_tensor(rows).t(), local_tensor(x));
+  add_product(local_tensor(open.tensor()), local_tensor(rows).t(), local_tensor(x));
   return {};
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
 
 namespace tessera::nn {
@@ -142,6 +143,17 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
+        // Sizes that are accessed by 16 bytes: rows of a warp and of a block, with a rest and
+        // without.
+        Function{"rms_norm_of_a_warp",
+                 {{300, 2048}, {2048}},
+                 [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
+        Function{"add_rms_norm_of_a_block",
+                 {{70, 3080}, {70, 3080}, {3080}},
+                 [](const auto& x) {
+                   const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
+                   return normed + sum;
+                 }},
         Function{
             "silu_mul", {{7, 131}, {7, 131}}, [](const auto& x) { return silu_mul(x[0], x[1]); }},
         Function{"rotary_embedding",
@@ -152,6 +164,13 @@ INSTANTIATE_TEST_SUITE_P(
         Function{"silu_mul_of_one", {{7, 262}}, [](const auto& x) { return silu_mul(x[0]); }},
         Function{"rotary_embedding_of_two",
                  {{2, 5, 4, 8}, {2, 5, 2, 8}},
+                 [](const auto& x) {
+                   const auto [q, k] =
+                       rotary_embedding(x[0], x[1], table(x[0], 0), table(x[0], -kQuarter));
+                   return at::cat({q, k}, 2);
+                 }},
+        Function{"rotary_embedding_of_many_heads",
+                 {{2, 50, 20, 64}, {2, 50, 5, 64}},
                  [](const auto& x) {
                    const auto [q, k] =
                        rotary_embedding(x[0], x[1], table(x[0], 0), table(x[0], -kQuarter));
@@ -195,6 +214,22 @@ INSTANTIATE_TEST_SUITE_P(
                    return attention(x[0], x[1], x[2], false, causal_mask(20, 5, x[0].device()));
                  }}),
     [](const auto& info) { return info.param.name; });
+
+/// As FSDP lends it: the product is added as it is computed, and not rounded to bf16 before.
+TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
+  const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
+  at::manual_seed(4);
+  const at::Tensor weight = at::randn({48, 64}, on_gpu).requires_grad_();
+  const at::Tensor x = at::randn({3, 11, 64}, on_gpu), gradient = at::randn({3, 11, 48}, on_gpu);
+  const at::Tensor before = at::randn({48, 64}, on_gpu.dtype(at::kFloat));
+  weight.mutable_grad() = before.clone();
+  detail::linear_product(x, weight, {}).backward(gradient);
+  const at::Tensor expected =
+      before.to(at::kDouble) +
+      gradient.flatten(0, 1).t().to(at::kDouble).mm(x.flatten(0, 1).to(at::kDouble));
+  EXPECT_EQ(weight.grad().scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::allclose(weight.grad().to(at::kDouble), expected, 1e-5, 1e-4));
+}
 
 }  // namespace
 }  // namespace tessera::nn
