@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -104,11 +105,13 @@ template <class T>
 void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
   const SiluMul& in = p.forward;
   for_each_range(in, [&](std::int64_t row, std::int64_t first, std::int64_t count) {
-    kernels.silu_mul_backward(static_cast<const T*>(p.grad) + row * in.size + first,
-                              static_cast<const T*>(in.gate) + row * in.gate_stride + first,
-                              static_cast<const T*>(in.up) + row * in.up_stride + first,
-                              static_cast<T*>(p.gate_grad) + row * p.gate_grad_stride + first,
-                              static_cast<T*>(p.up_grad) + row * p.up_grad_stride + first, count);
+    kernels.silu_mul_backward(
+        static_cast<const T*>(p.grad) + row * in.size + first,
+        static_cast<const T*>(in.gate) + row * in.gate_stride + first,
+        static_cast<const T*>(in.up) + row * in.up_stride + first,
+        static_cast<T*>(p.gate_grad) + row * p.gate_grad_stride + first,
+        static_cast<T*>(p.up_grad) + row * p.up_grad_stride + first,
+        in.out != nullptr ? static_cast<T*>(in.out) + row * in.size + first : nullptr, count);
   });
 }
 
@@ -126,18 +129,18 @@ void run_forward(const GateRows& rows, const at::Tensor& result, const Observed&
   with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// `result`: what has the gradients.
+/// `product`: undefined, or what gets the forward's result again. `results`: all that are given.
 void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor& gate_grad,
-                  const at::Tensor& up_grad, const Observed& observed,
-                  std::initializer_list<at::Tensor> result) {
-  const SiluMulBackward call{.forward = rows.call({}),
+                  const at::Tensor& up_grad, const at::Tensor& product, const Observed& observed,
+                  std::initializer_list<at::Tensor> results) {
+  const SiluMulBackward call{.forward = rows.call(product),
                              .grad = grad.const_data_ptr(),
                              .gate_grad = gate_grad.mutable_data_ptr(),
                              .up_grad = up_grad.mutable_data_ptr(),
                              .gate_grad_stride = rows.stride_of(gate_grad),
                              .up_grad_stride = rows.stride_of(up_grad)};
   if (has_cuda_kernels(grad)) {
-    return run_cuda_kernel(call, observed.name, observed.inputs, result);
+    return run_cuda_kernel(call, observed.name, observed.inputs, results);
   }
   with_row_kernels(grad, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
@@ -181,9 +184,25 @@ std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, cons
   // `up` has the type and sizes of `gate`, so that one type of kernel serves both.
   const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
   const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
-  run_backward(g, {gate, up}, gate_grad, up_grad, {"tessera::silu_mul_backward", {g, gate, up}},
+  run_backward(g, {gate, up}, gate_grad, up_grad, {}, {"tessera::silu_mul_backward", {g, gate, up}},
                {gate_grad, up_grad});
   return {gate_grad, up_grad};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
+                                                                       const at::Tensor& gate,
+                                                                       const at::Tensor& up) {
+  if (!has_kernels(gate)) {
+    auto [gate_grad, up_grad] = composed_backward(grad, gate, up);
+    return {composed(gate, up), gate_grad, up_grad};
+  }
+  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
+  const at::Tensor product = at::empty(gate.sizes(), gate.options());
+  const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
+  const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
+  run_backward(g, {gate, up}, gate_grad, up_grad, product,
+               {"tessera::silu_mul_with_gradients", {g, gate, up}}, {product, gate_grad, up_grad});
+  return {product, gate_grad, up_grad};
 }
 
 at::Tensor silu_and_mul(const at::Tensor& gate_up) {
@@ -205,9 +224,24 @@ at::Tensor silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
   const auto [gate_grad, up_grad] = halves_of(result);
-  run_backward(g, {gate, up}, gate_grad, up_grad, {"tessera::silu_and_mul_backward", {g, gate_up}},
-               {result});
+  run_backward(g, {gate, up}, gate_grad, up_grad, {},
+               {"tessera::silu_and_mul_backward", {g, gate_up}}, {result});
   return result;
+}
+
+std::pair<at::Tensor, at::Tensor> silu_and_mul_with_gradient(const at::Tensor& grad,
+                                                             const at::Tensor& gate_up) {
+  if (!has_kernels(gate_up)) {
+    return {silu_and_mul(gate_up), silu_and_mul_backward(grad, gate_up)};
+  }
+  const auto [gate, up] = halves_of(gate_up);
+  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
+  at::Tensor product = at::empty(sizes_of_half(gate_up), gate_up.options());
+  at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
+  const auto [gate_grad, up_grad] = halves_of(result);
+  run_backward(g, {gate, up}, gate_grad, up_grad, product,
+               {"tessera::silu_and_mul_with_gradient", {g, gate_up}}, {product, result});
+  return {product, result};
 }
 
 }  // namespace tessera::kernels

@@ -120,11 +120,16 @@ struct LinearNode final : tessera::detail::Node {
     }
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
-    // First: what x_ computes again is freed before more memory is needed.
-    if (task_should_compute_output(1)) {
-      results[1] = gradient_of_weight(*this, 1, rows, as_matrix(x_->unpack()));
+    const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
+    // Before x_ is computed again only where that spares a pass over what x is made of: else that
+    // memory is freed before more is needed.
+    if (of_x && of_weight && !passes_on_ && x_->takes_gradient()) {
+      results[0] = gradient_of_input(gradient, rows);
     }
-    if (task_should_compute_output(0)) {
+    if (of_weight) {
+      results[1] = gradient_of_weight(*this, 1, rows, as_matrix(x_->unpack(results[0])));
+    }
+    if (of_x && !results[0].defined()) {
       results[0] = passes_on_ ? gradient : gradient_of_input(gradient, rows);
     }
     if (task_should_compute_output(2)) {

@@ -135,6 +135,10 @@ TEST_P(Fused, SiluMulAgreesWithAutograd) {
     expect_close(silu_mul(gate, up), y0, tolerance(type()));
     expect_close(gate_grad, g0.grad(), tolerance(type()));
     expect_close(up_grad, u0.grad(), tolerance(type()));
+    const auto [product, of_gate, of_up] = silu_mul_with_gradients(grad, gate, up);
+    expect_same(product, silu_mul(gate, up));
+    expect_same(of_gate, gate_grad);
+    expect_same(of_up, up_grad);
   }
 }
 
@@ -150,6 +154,10 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
     expect_same(silu_and_mul(both), expected);
     expect_same(silu_mul_backward(grad, halves[0], halves[1]).second, up_grad);
     expect_same(silu_and_mul_backward(grad, both), at::cat({gate_grad, up_grad}, -1));
+    const auto [product, of_both] = silu_and_mul_with_gradient(grad, both);
+    expect_same(product, expected);
+    expect_same(of_both, silu_and_mul_backward(grad, both));
+    expect_same(std::get<0>(silu_mul_with_gradients(grad, halves[0], halves[1])), expected);
   }
 }
 

@@ -8,8 +8,11 @@
 
 #include <functional>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "nn/recompute/checkpointed.h"
+#include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/functional.h"
 #include "testing/distributed.h"
@@ -323,6 +326,76 @@ TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptNormOfASum) {
   const Tensors values = values_for_norm_of_sum(at::kDouble);
   expect_close(results_of(second(with_norm_of_sum), values),
                results_of(second(with_kept_norm_of_sum), values));
+}
+
+/// The names of this library's operators.
+class NamedCalls final : public OperatorMode {
+ public:
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    if (op.name.starts_with("tessera::")) {
+      names.push_back(op.name);
+    }
+    return run();
+  }
+  std::vector<std::string> names;
+};
+
+Tensors values_for_silu() {
+  return {normal_values({11, 6}, 1), normal_values({11, 6}, 2), normal_values({4, 6}, 3)};
+}
+
+std::vector<std::string> operators_of_backward(const at::Tensor& y) {
+  NamedCalls calls;
+  const OperatorModeScope scope(calls);
+  y.sum().backward();
+  return calls.names;
+}
+
+TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
+  Tensors v = leaves_of(values_for_silu());
+  EXPECT_EQ(operators_of_backward(with_silu(v)),
+            std::vector<std::string>{"tessera::silu_mul_with_gradients"});
+  const at::Tensor both = normal_values({11, 12}, 1).requires_grad_();
+  EXPECT_EQ(operators_of_backward(linear_product(silu_mul(both), v[2], {})),
+            std::vector<std::string>{"tessera::silu_and_mul_with_gradient"});
+  v[2].requires_grad_(false);
+  EXPECT_EQ(operators_of_backward(with_silu(v)),
+            std::vector<std::string>{"tessera::silu_mul_backward"});
+}
+
+/// What else is in the gradient of the result counts, too.
+TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
+  const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
+    return [=](const Tensors& v) {
+      const at::Tensor inner = silu_mul(v[0], v[1]);
+      inner.register_hook(hook);
+      return product(inner, v[2], at::Tensor());
+    };
+  };
+  for (const auto& hook : std::vector<std::function<at::Tensor(at::Tensor)>>{
+           [](const at::Tensor& gradient) { return gradient * 2; },
+           [](const at::Tensor& gradient) { return gradient.mul_(2); },
+           [](const at::Tensor& gradient) { return gradient.clone(); }}) {
+    expect_equal_bits(hooked(linear_product, hook), hooked(libtorchs, hook), values_for_silu());
+  }
+  const auto used_twice = [](auto product) {
+    return [product](const Tensors& v) {
+      const at::Tensor inner = silu_mul(v[0], v[1]);
+      return product(inner, v[2], at::Tensor()).sum(1) + inner.square().sum(1);
+    };
+  };
+  expect_close(results_of(used_twice(linear_product), values_for_silu()),
+               results_of(used_twice(libtorchs), values_for_silu()));
+}
+
+TEST(RecomputedInput, OfSiluMulServesTwoBackwards) {
+  const Tensors v = leaves_of(values_for_silu());
+  const at::Tensor loss = with_silu(v).square().sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = v[0].grad().clone();
+  v[0].mutable_grad().zero_();
+  loss.backward();
+  EXPECT_TRUE(v[0].grad().equal(once));
 }
 
 TEST(RecomputedInput, IsLeftToACheckpoint) {

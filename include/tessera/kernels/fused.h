@@ -54,10 +54,17 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// Gradients of gate and up.
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up);
+/// silu_mul(gate, up) once more, with its bits, and the gradients of gate and up, in one pass.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
+                                                                       const at::Tensor& gate,
+                                                                       const at::Tensor& up);
 /// The same of both in one tensor, (..., 2 * size): all of gate, then all of up. Gives (..., size).
 at::Tensor silu_and_mul(const at::Tensor& gate_up);
 /// The gradient of that tensor.
 at::Tensor silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_up);
+/// silu_and_mul(gate_up) once more, and that gradient.
+std::pair<at::Tensor, at::Tensor> silu_and_mul_with_gradient(const at::Tensor& grad,
+                                                             const at::Tensor& gate_up);
 
 /// Rotary position embedding (Su et al. 2021), in the form of Llama. x: (batch, sequence, heads,
 /// head_dim), of halves (x1, x2); cos, sin: (sequence, head_dim). Gives (x1 cos1 - x2 sin1, x2 cos2

@@ -62,6 +62,13 @@ at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_
   return as_layout(gradient, {sharding.mesh, gradient_layout(sharding.layout)});
 }
 
+bool FusedNode::fits_result(const at::Tensor& gradient) const {
+  const TensorSpecPtr& spec = results_.front();
+  const DistributedTensorImpl* given = as_distributed(gradient);
+  return spec == nullptr || given == nullptr ? spec == nullptr && given == nullptr
+                                             : given->spec()->sharding == spec->sharding;
+}
+
 bool RecomputableNode::is_laid_out_as(const at::Tensor& result, const at::Tensor& input) {
   const DistributedTensorImpl* of_result = as_distributed(result);
   const DistributedTensorImpl* of_input = as_distributed(input);
@@ -76,7 +83,19 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-at::Tensor RecomputableNode::recompute() {
+/// A recorded backward records the operator itself.
+RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
+                                                           int backward) {
+  if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
+      !fits_result(gradient)) {
+    return {.backward = backward, .result = compute()};
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  auto [result, gradients] = compute_with(gradient);
+  return {backward, std::move(result), std::move(gradients), gradient, writes_of(gradient)};
+}
+
+at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
   // Outside of a backward (code that inspects the graph) nothing says how long to hold it.
@@ -84,11 +103,11 @@ at::Tensor RecomputableNode::recompute() {
     return compute();
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
-    recomputed_ = std::make_shared<Recomputed>(backward, compute());
+    recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
     // This node does not run where only gradients behind it were asked for.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
-        *recomputed = Recomputed(-1, {});
+        *recomputed = {};
       }
     });
   }
@@ -98,7 +117,12 @@ at::Tensor RecomputableNode::recompute() {
 variable_list RecomputableNode::apply(variable_list&& gradients) {
   {
     const std::lock_guard lock(mutex_);
-    recomputed_.reset();
+    const auto recomputed = std::exchange(recomputed_, nullptr);
+    if (recomputed != nullptr && recomputed->gradient.defined() &&
+        recomputed->backward == backward_id() && gradients[0].is_same(recomputed->gradient) &&
+        writes_of(gradients[0]) == recomputed->writes) {
+      return std::move(recomputed->gradients);
+    }
   }
   return FusedNode::apply(std::move(gradients));
 }

@@ -102,6 +102,8 @@ class FusedNode : public Node {
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
   /// Whether the first result is.
   bool is_distributed() const { return results_.front() != nullptr; }
+  /// Whether `gradient` is laid out as the first result.
+  bool fits_result(const at::Tensor& gradient) const;
 
  private:
   at::Tensor in_layout_of_result(const at::Tensor& gradient, std::size_t result) const;
@@ -120,7 +122,12 @@ class RecomputableNode : public FusedNode {
   bool can_recompute(const at::Tensor& tensor);
   /// The result. Nodes that need it run before this one: computed for the first of them, and held
   /// until this one runs or the backward ends.
-  at::Tensor recompute();
+  at::Tensor recompute() { return recompute_for({}); }
+  /// Whether recompute_for() gives the gradients of the inputs on the way.
+  bool takes_gradient() const { return one_pass_ == OnePass::kYes; }
+  /// The same for a node that has a gradient of the result: if it comes to this node as it is, by
+  /// no other tensor and without a write, those of the inputs are computed already.
+  at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
   /// As FusedNode::record, of the first result; `inputs`: what compute() takes, all that have to be
@@ -133,21 +140,35 @@ class RecomputableNode : public FusedNode {
   }
 
  protected:
-  using FusedNode::FusedNode;
+  enum class OnePass : bool { kNo, kYes };
+  struct WithGradients {
+    at::Tensor result;
+    variable_list gradients;
+  };
+
+  /// kYes: there is compute_with().
+  RecomputableNode(const char* op, const char* name, OnePass one_pass = OnePass::kNo)
+      : FusedNode(op, name), one_pass_(one_pass) {}
 
   /// Takes what compute() needs beside what the node keeps; false: it is not to be had.
   virtual bool prepare() { return true; }
   /// In a recorded backward (create_graph) by operators that autograd records.
   virtual at::Tensor compute() = 0;
+  /// The same, and the gradients of the inputs for one of the result, laid out as that.
+  virtual WithGradients compute_with(const at::Tensor& /*gradient*/) { return {compute(), {}}; }
 
  private:
   struct Recomputed {
-    Recomputed(int id, at::Tensor tensor) : backward(id), result(std::move(tensor)) {}
-    int backward;  ///< -1: it has ended
+    int backward = -1;  ///< -1: it has ended
     at::Tensor result;
+    variable_list gradients = {};  ///< of the inputs, for:
+    at::Tensor gradient = {};      ///< of the result; undefined: there are none
+    std::uint32_t writes = 0;      ///< to that gradient before
   };
   static bool is_laid_out_as(const at::Tensor& result, const at::Tensor& input);
+  Recomputed compute_for(const at::Tensor& gradient, int backward);
 
+  const OnePass one_pass_;
   std::uint32_t writes_ = 0;  ///< to the result, when it was made
   bool moves_ = false;
   std::shared_ptr<Recomputed> recomputed_;

@@ -20,8 +20,13 @@ KeptTensor::KeptTensor(const at::Tensor& tensor) : maker_(maker_of(tensor)) {
   }
 }
 
-at::Tensor KeptTensor::unpack() const {
-  return maker_ == nullptr ? saved_.unpack() : static_cast<RecomputableNode&>(*maker_).recompute();
+bool KeptTensor::takes_gradient() const {
+  return maker_ != nullptr && static_cast<const RecomputableNode&>(*maker_).takes_gradient();
+}
+
+at::Tensor KeptTensor::unpack(const at::Tensor& gradient) const {
+  return maker_ == nullptr ? saved_.unpack()
+                           : static_cast<RecomputableNode&>(*maker_).recompute_for(gradient);
 }
 
 }  // namespace tessera::detail

@@ -21,6 +21,14 @@ struct SiluAndMulBackward
   static constexpr const char* signature = "(Tensor grad, Tensor gate_up) -> Tensor";
 };
 
+/// The result as well, where that is to be computed again.
+struct SiluAndMulWithGradient
+    : FusedOperator<SiluAndMulWithGradient,
+                    std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&)> {
+  static constexpr const char* name = "tessera::silu_and_mul_with_gradient";
+  static constexpr const char* signature = "(Tensor grad, Tensor gate_up) -> (Tensor, Tensor)";
+};
+
 void check_gate_up(c10::IntArrayRef sizes) {
   TESSERA_CHECK(!sizes.empty() && sizes.back() % 2 == 0, "silu_mul of one tensor of sizes ", sizes,
                 " was asked for; the last dimension must be gate and up, as long as each other");
@@ -29,6 +37,11 @@ void check_gate_up(c10::IntArrayRef sizes) {
 at::Tensor run_silu_and_mul(const at::Tensor& gate_up) {
   check_gate_up(gate_up.sizes());
   return kernels::silu_and_mul(gate_up);
+}
+
+std::tuple<at::Tensor, at::Tensor> run_silu_and_mul_with_gradient(const at::Tensor& grad,
+                                                                  const at::Tensor& gate_up) {
+  return kernels::silu_and_mul_with_gradient(grad, gate_up);
 }
 
 /// Factors of gate_up, whose last dimension is two of those of the result.
@@ -60,8 +73,17 @@ std::optional<ShardingRule> silu_and_mul_backward_rule(const OpCall& call) {
   return rule;
 }
 
+std::optional<ShardingRule> silu_and_mul_with_gradient_rule(const OpCall& call) {
+  ShardingRule rule = rules::start(call);
+  const HalvesFactors factors(rule, call.tensor(1).sizes);
+  rules::input_of(rule, 0) = factors.one;
+  rules::input_of(rule, 1) = factors.both;
+  rule.outputs = {factors.one, factors.both};
+  return rule;
+}
+
 struct SiluAndMulNode final : RecomputableNode {
-  SiluAndMulNode() : RecomputableNode("silu_mul", "SiluAndMulBackward") {}
+  SiluAndMulNode() : RecomputableNode("silu_mul", "SiluAndMulBackward", OnePass::kYes) {}
 
  private:
   at::Tensor compute() override {
@@ -71,6 +93,11 @@ struct SiluAndMulNode final : RecomputableNode {
 
   torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
     return {SiluAndMulBackward::call(gradient, saved(0))};
+  }
+
+  WithGradients compute_with(const at::Tensor& gradient) override {
+    auto [result, of_both] = SiluAndMulWithGradient::call(gradient, saved(0));
+    return {std::move(result), {std::move(of_both)}};
   }
 };
 
@@ -90,6 +117,8 @@ at::Tensor differentiable_silu_and_mul(const at::Tensor& gate_up) {
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<SiluAndMul>(library, &run_silu_and_mul, silu_and_mul_rule, &differentiable_silu_and_mul);
   define<SiluAndMulBackward>(library, &kernels::silu_and_mul_backward, silu_and_mul_backward_rule);
+  define<SiluAndMulWithGradient>(library, &run_silu_and_mul_with_gradient,
+                                 silu_and_mul_with_gradient_rule);
 }
 
 }  // namespace

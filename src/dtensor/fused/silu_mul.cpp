@@ -22,6 +22,16 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
+/// The result as well, where that is to be computed again.
+struct SiluMulWithGradients
+    : FusedOperator<SiluMulWithGradients,
+                    std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+                        const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
+  static constexpr const char* name = "tessera::silu_mul_with_gradients";
+  static constexpr const char* signature =
+      "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor, Tensor)";
+};
+
 void check_silu_mul_sizes(c10::IntArrayRef gate, c10::IntArrayRef up) {
   TESSERA_CHECK(gate == up, "silu_mul of tensors of sizes ", gate, " and ", up,
                 " was asked for; they must agree");
@@ -46,7 +56,7 @@ std::optional<ShardingRule> silu_mul_rule(const OpCall& call) {
 }
 
 struct SiluMulNode final : RecomputableNode {
-  SiluMulNode() : RecomputableNode("silu_mul", "SiluMulBackward") {}
+  SiluMulNode() : RecomputableNode("silu_mul", "SiluMulBackward", OnePass::kYes) {}
 
  private:
   at::Tensor compute() override {
@@ -57,6 +67,11 @@ struct SiluMulNode final : RecomputableNode {
   torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
     auto [of_gate, of_up] = SiluMulBackward::call(gradient, saved(0), saved(1));
     return {std::move(of_gate), std::move(of_up)};
+  }
+
+  WithGradients compute_with(const at::Tensor& gradient) override {
+    auto [result, of_gate, of_up] = SiluMulWithGradients::call(gradient, saved(0), saved(1));
+    return {std::move(result), {std::move(of_gate), std::move(of_up)}};
   }
 };
 
@@ -76,6 +91,7 @@ at::Tensor differentiable_silu_mul(const at::Tensor& gate, const at::Tensor& up)
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<SiluMul>(library, &run_silu_mul, silu_mul_rule, &differentiable_silu_mul);
   define<SiluMulBackward>(library, &run_silu_mul_backward, elementwise_rule(2));
+  define<SiluMulWithGradients>(library, &kernels::silu_mul_with_gradients, elementwise_rule(3));
 }
 
 }  // namespace

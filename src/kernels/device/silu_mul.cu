@@ -55,7 +55,7 @@ void launch(const SiluMul& call, Element type, cudaStream_t stream) {
 
 void launch(const SiluMulBackward& call, Element type, cudaStream_t stream) {
   const SiluMul& in = call.forward;
-  const bool aligned = inputs_are_aligned(in, type) &&
+  const bool aligned = inputs_are_aligned(in, type) && is_aligned(in.out, in.rows, in.size, type) &&
                        is_aligned(call.grad, in.rows, in.size, type) &&
                        is_aligned(call.gate_grad, in.rows, call.gate_grad_stride, type) &&
                        is_aligned(call.up_grad, in.rows, call.up_grad_stride, type);

@@ -19,7 +19,7 @@ struct SiluMul {
 };
 
 struct SiluMulBackward {
-  SiluMul forward;             ///< without a result
+  SiluMul forward;             ///< its result may be wanted again; null: it is not
   const void* grad = nullptr;  ///< dense
   void* gate_grad = nullptr;
   void* up_grad = nullptr;
@@ -70,6 +70,7 @@ TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::in
   const T* grad = static_cast<const T*>(p.grad) + row * in.size;
   T* gate_grad = static_cast<T*>(p.gate_grad) + row * p.gate_grad_stride;
   T* up_grad = static_cast<T*>(p.up_grad) + row * p.up_grad_stride;
+  T* out = in.out != nullptr ? static_cast<T*>(in.out) + row * in.size : nullptr;
   for (std::int64_t i = first * N; i < in.size; i += step * N) {
     const std::int64_t n = in.size - i;
     const Floats<N> d = load<N>(grad + i, n);
@@ -77,13 +78,18 @@ TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::in
     const Floats<N> u = load<N>(up + i, n);
     Floats<N> of_gate;
     Floats<N> of_up;
+    Floats<N> result;
     for (int k = 0; k < N; ++k) {
       const Sigmoid s = sigmoid(g.at[k]);
+      result.at[k] = g.at[k] * s.value * u.at[k];
       of_gate.at[k] = d.at[k] * (s.value * std::fma(g.at[k], s.rest, 1.0F)) * u.at[k];
       of_up.at[k] = d.at[k] * (g.at[k] * s.value);
     }
     store(gate_grad + i, of_gate, n);
     store(up_grad + i, of_up, n);
+    if (out != nullptr) {
+      store(out + i, result, n);
+    }
   }
 }
 

@@ -24,8 +24,9 @@ struct RowKernels {
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
+  /// The product too, unless `out` is null.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
-                            std::int64_t n);
+                            T* out, std::int64_t n);
   /// One position: `heads` vectors of 2 * half, x_stride apart; out is dense.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);

@@ -75,15 +75,20 @@ void silu_mul(const T* gate, const T* up, T* out, std::int64_t n) {
 }
 
 template <class T>
-void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
+void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad, T* out,
                        std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += kLanes) {
     const Floats g = load(gate + i, n - i);
     const Floats d = load(grad + i, n - i);
-    const Floats sigmoid = 1.0F / (1.0F + exp(-g));
+    const Floats u = load(up + i, n - i);
+    const Floats divisor = 1.0F + exp(-g);
+    const Floats sigmoid = 1.0F / divisor;
     const Floats slope = sigmoid * (1.0F + g * (1.0F - sigmoid));
-    store(gate_grad + i, d * load(up + i, n - i) * slope, n - i);
+    store(gate_grad + i, d * u * slope, n - i);
     store(up_grad + i, d * (g * sigmoid), n - i);
+    if (out != nullptr) {
+      store(out + i, g / divisor * u, n - i);  // with the bits of the forward
+    }
   }
 }
 

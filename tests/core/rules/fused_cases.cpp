@@ -48,8 +48,10 @@ std::vector<RuleCase> fused_cases() {
   std::vector<RuleCase> cases{
       row("tessera::silu_mul", product, units({7, 5})),
       row("tessera::silu_mul_backward", reals({7, 5}), reals({7, 5}), units({7, 5})),
+      row("tessera::silu_mul_with_gradients", reals({7, 5}), reals({7, 5}), units({7, 5})),
       row("tessera::silu_and_mul", reals({7, 10})),
       row("tessera::silu_and_mul_backward", reals({7, 5}), reals({7, 10})),
+      row("tessera::silu_and_mul_with_gradient", reals({7, 5}), reals({7, 10})),
       row("tessera::dropout", reals({7, 5}), 0.4, 3, 4),
       row("tessera::dropout", reals({2, 3, 5}), 0.4, 3, 4, 60),
       row("tessera::embedding", reals({7, 5}), indices({2, 3}, 7)),

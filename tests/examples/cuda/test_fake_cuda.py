@@ -396,8 +396,8 @@ def test_fused_operators_are_one_launch_each():
     def launches(*parts):
         return a_step(case, launches_of(*parts))
 
-    # Backward computes the products of silu_mul and the norms once more.
-    expected = {"silu_mul_kernel": 2 * layers, "silu_mul_backward_kernel": layers,
+    # Backward computes the norms once more, and the products of silu_mul with their gradients.
+    expected = {"silu_mul_kernel": layers, "silu_mul_backward_kernel": layers,
                 "rms_norm_kernel": 4 * layers + 2, "rms_norm_backward_kernel": 2 * layers + 1,
                 "rms_norm_weight_kernel": 2 * layers + 1,
                 "rotary_kernel": 2 * layers,  # forward and backward, each of queries and keys

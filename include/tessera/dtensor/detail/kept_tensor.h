@@ -23,7 +23,11 @@ class KeptTensor {
   explicit KeptTensor(const at::Tensor& tensor);
   /// Throws libtorch's errors for a tensor that was written to, or released; where it is computed
   /// again, for what it is made of.
-  at::Tensor unpack() const;
+  /// `gradient`: of the tensor, where takes_gradient(); undefined: it is not known yet.
+  at::Tensor unpack(const at::Tensor& gradient = {}) const;
+  /// Whether the tensor is computed together with what its own backward gives for `gradient`, which
+  /// reads the same once instead of twice.
+  bool takes_gradient() const;
   /// No further backward goes through the node that keeps it.
   void release() { saved_.reset_data(); }
 
