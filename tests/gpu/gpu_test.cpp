@@ -131,6 +131,11 @@ at::Tensor table(const at::Tensor& like, double phase) {
   return at::cat({angles, angles}, 1).add(phase).cos().to(like.scalar_type());
 }
 
+at::Tensor turned_queries_and_keys(const std::vector<at::Tensor>& x) {
+  const auto [q, k] = rotary_embedding(x[0], x[1], table(x[0], 0), table(x[0], -kQuarter));
+  return at::cat({q, k}, 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     , Functions,
     ::testing::Values(
@@ -162,20 +167,10 @@ INSTANTIATE_TEST_SUITE_P(
                    return rotary_embedding(x[0], table(x[0], 0), table(x[0], -kQuarter));
                  }},
         Function{"silu_mul_of_one", {{7, 262}}, [](const auto& x) { return silu_mul(x[0]); }},
-        Function{"rotary_embedding_of_two",
-                 {{2, 5, 4, 8}, {2, 5, 2, 8}},
-                 [](const auto& x) {
-                   const auto [q, k] =
-                       rotary_embedding(x[0], x[1], table(x[0], 0), table(x[0], -kQuarter));
-                   return at::cat({q, k}, 2);
-                 }},
+        Function{"rotary_embedding_of_two", {{2, 5, 4, 8}, {2, 5, 2, 8}}, &turned_queries_and_keys},
         Function{"rotary_embedding_of_many_heads",
                  {{2, 50, 20, 64}, {2, 50, 5, 64}},
-                 [](const auto& x) {
-                   const auto [q, k] =
-                       rotary_embedding(x[0], x[1], table(x[0], 0), table(x[0], -kQuarter));
-                   return at::cat({q, k}, 2);
-                 }},
+                 &turned_queries_and_keys},
         Function{"rotary_qkv",
                  {{2, 5, 2, 4, 8}},
                  [](const auto& x) {

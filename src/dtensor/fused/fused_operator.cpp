@@ -62,20 +62,13 @@ at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_
   return as_layout(gradient, {sharding.mesh, gradient_layout(sharding.layout)});
 }
 
-bool FusedNode::fits_result(const at::Tensor& gradient) const {
+bool FusedNode::fits_result(const at::Tensor& tensor) const {
   const TensorSpecPtr& spec = results_.front();
-  const DistributedTensorImpl* given = as_distributed(gradient);
-  return spec == nullptr || given == nullptr ? spec == nullptr && given == nullptr
-                                             : given->spec()->sharding == spec->sharding;
-}
-
-bool RecomputableNode::is_laid_out_as(const at::Tensor& result, const at::Tensor& input) {
-  const DistributedTensorImpl* of_result = as_distributed(result);
-  const DistributedTensorImpl* of_input = as_distributed(input);
-  if (of_result == nullptr || of_input == nullptr) {
-    return of_result == of_input;
+  const DistributedTensorImpl* impl = as_distributed(tensor);
+  if (spec == nullptr || impl == nullptr) {
+    return spec == nullptr && impl == nullptr;
   }
-  return of_result->spec()->sharding == of_input->spec()->sharding;
+  return impl->spec()->sharding == spec->sharding;
 }
 
 bool RecomputableNode::can_recompute(const at::Tensor& tensor) {

@@ -102,8 +102,8 @@ class FusedNode : public Node {
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
   /// Whether the first result is.
   bool is_distributed() const { return results_.front() != nullptr; }
-  /// Whether `gradient` is laid out as the first result.
-  bool fits_result(const at::Tensor& gradient) const;
+  /// Whether `tensor` is laid out as the first result.
+  bool fits_result(const at::Tensor& tensor) const;
 
  private:
   at::Tensor in_layout_of_result(const at::Tensor& gradient, std::size_t result) const;
@@ -123,8 +123,9 @@ class RecomputableNode : public FusedNode {
   /// The result. Nodes that need it run before this one: computed for the first of them, and held
   /// until this one runs or the backward ends.
   at::Tensor recompute() { return recompute_for({}); }
-  /// Whether recompute_for() gives the gradients of the inputs on the way.
-  bool takes_gradient() const { return one_pass_ == OnePass::kYes; }
+  /// Whether there is a compute_with(): recompute_for() gives the gradients of the inputs on the
+  /// way.
+  virtual bool takes_gradient() const { return false; }
   /// The same for a node that has a gradient of the result: if it comes to this node as it is, by
   /// no other tensor and without a write, those of the inputs are computed already.
   at::Tensor recompute_for(const at::Tensor& gradient);
@@ -136,19 +137,16 @@ class RecomputableNode : public FusedNode {
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);
     writes_ = writes_of(result);
-    moves_ = !(... && is_laid_out_as(result, inputs));
+    moves_ = !(... && fits_result(inputs));
   }
 
  protected:
-  enum class OnePass : bool { kNo, kYes };
+  using FusedNode::FusedNode;
+
   struct WithGradients {
     at::Tensor result;
     variable_list gradients;
   };
-
-  /// kYes: there is compute_with().
-  RecomputableNode(const char* op, const char* name, OnePass one_pass = OnePass::kNo)
-      : FusedNode(op, name), one_pass_(one_pass) {}
 
   /// Takes what compute() needs beside what the node keeps; false: it is not to be had.
   virtual bool prepare() { return true; }
@@ -165,10 +163,8 @@ class RecomputableNode : public FusedNode {
     at::Tensor gradient = {};      ///< of the result; undefined: there are none
     std::uint32_t writes = 0;      ///< to that gradient before
   };
-  static bool is_laid_out_as(const at::Tensor& result, const at::Tensor& input);
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 
-  const OnePass one_pass_;
   std::uint32_t writes_ = 0;  ///< to the result, when it was made
   bool moves_ = false;
   std::shared_ptr<Recomputed> recomputed_;

@@ -83,7 +83,8 @@ std::optional<ShardingRule> silu_and_mul_with_gradient_rule(const OpCall& call) 
 }
 
 struct SiluAndMulNode final : RecomputableNode {
-  SiluAndMulNode() : RecomputableNode("silu_mul", "SiluAndMulBackward", OnePass::kYes) {}
+  SiluAndMulNode() : RecomputableNode("silu_mul", "SiluAndMulBackward") {}
+  bool takes_gradient() const override { return true; }
 
  private:
   at::Tensor compute() override {

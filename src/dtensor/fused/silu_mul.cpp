@@ -56,7 +56,8 @@ std::optional<ShardingRule> silu_mul_rule(const OpCall& call) {
 }
 
 struct SiluMulNode final : RecomputableNode {
-  SiluMulNode() : RecomputableNode("silu_mul", "SiluMulBackward", OnePass::kYes) {}
+  SiluMulNode() : RecomputableNode("silu_mul", "SiluMulBackward") {}
+  bool takes_gradient() const override { return true; }
 
  private:
   at::Tensor compute() override {

@@ -43,7 +43,8 @@ std::int64_t most_heads(const Rotary& call) {
   return heads;
 }
 
-constexpr std::int64_t kHeadsOfThread = 8;  // of the largest part, for one reading of the tables
+/// A thread reads its part of the tables once for so many heads of the largest part.
+constexpr std::int64_t kHeadsOfThread = 8;
 
 /// A position's threads by vectors and heads, and as many positions as a block has threads for. At
 /// most 64 positions: the limit of the third dimension.

@@ -1,0 +1,353 @@
+// What a product keeps of inputs that are computed again: results of RMS norms and of silu_mul.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "nn/graph_results.h"
+#include "nn/recompute/checkpointed.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/linear_product.h"
+#include "tessera/nn/functional.h"
+#include "testing/distributed.h"
+#include "testing/memory/allocated_bytes.h"
+
+namespace tessera::nn {
+namespace {
+
+using detail::linear_product;
+using testing::expect_close;
+using testing::expect_equal_bits;
+using testing::full_tensor;
+using testing::leaves_of;
+using testing::libtorchs;
+using testing::normal_values;
+using testing::results_of;
+
+using Tensors = std::vector<at::Tensor>;
+using Function = testing::GraphFunction;
+
+constexpr double kEps = 1e-5;
+
+at::Tensor with_norm(const Tensors& v) {
+  const at::Tensor y = rms_norm(v[0], v[1], kEps);
+  return linear_product(y, v[2], {}).mul(linear_product(y, v[3], {}));
+}
+
+/// The same from libtorch's products, which keep what they are given.
+at::Tensor with_kept_norm(const Tensors& v) {
+  const at::Tensor y = rms_norm(v[0], v[1], kEps);
+  return libtorchs(y, v[2]).mul(libtorchs(y, v[3]));
+}
+
+Tensors values_for_norm(at::ScalarType type = at::kFloat) {
+  return {normal_values({11, 6}, 1).to(type), normal_values({6}, 2).to(type),
+          normal_values({4, 6}, 3).to(type), normal_values({4, 6}, 4).to(type)};
+}
+
+/// A norm of a sum, which is used besides.
+at::Tensor with_norm_of_sum(const Tensors& v) {
+  const auto [y, sum] = add_rms_norm(v[0], v[4], v[1], kEps);
+  return linear_product(y, v[2], {}).mul(linear_product(sum, v[3], {}));
+}
+
+/// The same by an addition, a norm of its result, and libtorch's products.
+at::Tensor with_kept_norm_of_sum(const Tensors& v) {
+  const at::Tensor sum = v[0] + v[4];
+  return libtorchs(rms_norm(sum, v[1], kEps), v[2]).mul(libtorchs(sum, v[3]));
+}
+
+Tensors values_for_norm_of_sum(at::ScalarType type = at::kFloat) {
+  Tensors values = values_for_norm(type);
+  values.push_back(normal_values({11, 6}, 5).to(type));
+  return values;
+}
+
+at::Tensor with_silu(const Tensors& v) {
+  return linear_product(silu_mul(v[0], v[1]), v[2], {});
+}
+
+TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    expect_equal_bits(with_norm, with_kept_norm, values_for_norm(type));
+    expect_equal_bits(with_norm_of_sum, with_kept_norm_of_sum, values_for_norm_of_sum(type));
+    expect_equal_bits(with_silu,
+                      [](const Tensors& v) { return libtorchs(silu_mul(v[0], v[1]), v[2]); },
+                      {normal_values({11, 6}, 1).to(type), normal_values({11, 6}, 2).to(type),
+                       normal_values({4, 6}, 3).to(type)});
+  }
+}
+
+/// The memory that a graph holds beside its inputs and its result.
+std::int64_t kept_bytes(const Function& function, const Tensors& values) {
+  const Tensors inputs = leaves_of(values);
+  function(inputs);  // what is allocated once
+  const testing::AllocatedBytes memory;
+  const at::Tensor y = function(inputs);
+  return memory.now() - static_cast<std::int64_t>(y.nbytes());
+}
+
+TEST(RecomputedInput, IsNotKept) {
+  constexpr std::int64_t kRows = 64, kSize = 32;
+  const Tensors norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
+                     normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
+  // Instead of the result, a copy of the weight.
+  EXPECT_EQ(kept_bytes(with_kept_norm, norm) - kept_bytes(with_norm, norm),
+            4 * (kRows * kSize - kSize));
+  Tensors sum = norm;
+  sum.push_back(normal_values({kRows, kSize}, 5));
+  EXPECT_EQ(kept_bytes(with_kept_norm_of_sum, sum) - kept_bytes(with_norm_of_sum, sum),
+            4 * (kRows * kSize - kSize));
+  const Tensors silu{normal_values({kRows, kSize}, 1), normal_values({kRows, kSize}, 2),
+                     normal_values({2, kSize}, 3)};
+  EXPECT_EQ(kept_bytes(with_silu, silu), 0);
+}
+
+TEST(RecomputedInput, IsFreedAfterTheBackward) {
+  const Tensors v = leaves_of(values_for_norm());
+  const at::Tensor y = with_norm(v);
+  y.sum().backward({}, /*retain_graph=*/true);
+  const testing::AllocatedBytes memory;
+  // Not for the norm: its node does not run.
+  torch::autograd::grad({y.sum()}, {v[2]}, {}, /*retain_graph=*/true);
+  EXPECT_EQ(memory.now(), 0);
+}
+
+/// The node of a norm keeps the sum, which leads to the node.
+TEST(RecomputedInput, OfASumIsFreedWithItsGraph) {
+  const Tensors v = leaves_of(values_for_norm_of_sum());
+  with_norm_of_sum(v);
+  const testing::AllocatedBytes memory;
+  with_norm_of_sum(v);
+  EXPECT_EQ(memory.now(), 0);
+}
+
+TEST(RecomputedInput, ServesTwoBackwards) {
+  const Tensors v = leaves_of(values_for_norm());
+  const at::Tensor loss = with_norm(v).sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = v[2].grad().clone();
+  loss.backward();
+  // Added within the product, and so rounded otherwise than two of them.
+  EXPECT_TRUE(v[2].grad().allclose(once.mul(2), 1e-5, 1e-6));
+  EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
+}
+
+// The gradient of the product is that of the value that it saw.
+TEST(RecomputedInput, IsKeptOnceWrittenTo) {
+  expect_equal_bits(
+      [](const Tensors& v) {
+        const at::Tensor y = rms_norm(v[0], v[1], kEps);
+        {
+          const c10::NoGradGuard no_grad;
+          y.mul_(3);
+        }
+        return linear_product(y, v[2], {});
+      },
+      [](const Tensors& v) {
+        const at::Tensor y = rms_norm(v[0], v[1], kEps);
+        {
+          const c10::NoGradGuard no_grad;
+          y.mul_(3);
+        }
+        return libtorchs(y, v[2]);
+      },
+      {normal_values({11, 6}, 1), normal_values({6}, 2), normal_values({4, 6}, 3)});
+}
+
+TEST(RecomputedInput, MayBeWrittenToAfterwards) {
+  const Tensors values{normal_values({11, 6}, 1), normal_values({6}, 2), normal_values({4, 6}, 3)};
+  expect_equal_bits(
+      [](const Tensors& v) {
+        const at::Tensor y = rms_norm(v[0], v[1], kEps);
+        const at::Tensor z = linear_product(y, v[2], {});
+        const c10::NoGradGuard no_grad;
+        y.zero_();
+        return z;
+      },
+      [](const Tensors& v) { return libtorchs(rms_norm(v[0], v[1], kEps), v[2]); }, values);
+}
+
+TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
+  const at::Tensor gate = normal_values({5, 6}, 1).requires_grad_().mul(1);
+  const at::Tensor up = normal_values({5, 6}, 2);
+  const at::Tensor weight = normal_values({4, 6}, 3).requires_grad_();
+  const at::Tensor loss = linear_product(silu_mul(gate, up), weight, {}).sum();
+  gate.detach().zero_();
+  EXPECT_THROWN(std::exception, torch::autograd::grad({loss}, {weight}),
+                "modified by an inplace operation");
+}
+
+/// As FSDP, which has not gathered the norm's weight when a product of another unit runs.
+TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
+  const Tensors values = values_for_norm();
+  const Tensors expected = results_of(with_kept_norm, values);
+  const Tensors v = leaves_of(values);
+  const at::Tensor y = with_norm(v);
+  {
+    const c10::NoGradGuard no_grad;
+    v[1].detach().fill_(std::numeric_limits<float>::quiet_NaN());
+  }
+  const Tensors found = torch::autograd::grad({y}, {v[2], v[3]}, {normal_values(y.sizes(), 99)});
+  EXPECT_TRUE(found[0].equal(expected[3]));
+  EXPECT_TRUE(found[1].equal(expected[4]));
+}
+
+TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
+  const auto second = [](auto product) {
+    return [product](const Tensors& v) {
+      const at::Tensor y = product(silu_mul(v[0], v[1]), v[2], at::Tensor()).square().sum();
+      return torch::autograd::grad({y}, {v[2]}, {}, /*retain_graph=*/true,
+                                   /*create_graph=*/true)[0]
+          .square();
+    };
+  };
+  const Tensors values{normal_values({5, 6}, 1), normal_values({5, 6}, 2),
+                       normal_values({4, 6}, 3)};
+  expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
+}
+
+TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptNormOfASum) {
+  const auto second = [](const Function& function) {
+    return [function](const Tensors& v) {
+      return torch::autograd::grad({function(v).square().sum()}, {v[2]}, {}, /*retain_graph=*/true,
+                                   /*create_graph=*/true)[0]
+          .square();
+    };
+  };
+  const Tensors values = values_for_norm_of_sum(at::kDouble);
+  expect_close(results_of(second(with_norm_of_sum), values),
+               results_of(second(with_kept_norm_of_sum), values));
+}
+
+/// The names of this library's operators.
+class NamedCalls final : public OperatorMode {
+ public:
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    if (op.name.starts_with("tessera::")) {
+      names.push_back(op.name);
+    }
+    return run();
+  }
+  std::vector<std::string> names;
+};
+
+Tensors values_for_silu() {
+  return {normal_values({11, 6}, 1), normal_values({11, 6}, 2), normal_values({4, 6}, 3)};
+}
+
+std::vector<std::string> operators_of_backward(const at::Tensor& y) {
+  NamedCalls calls;
+  const OperatorModeScope scope(calls);
+  y.sum().backward();
+  return calls.names;
+}
+
+TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
+  Tensors v = leaves_of(values_for_silu());
+  EXPECT_EQ(operators_of_backward(with_silu(v)),
+            std::vector<std::string>{"tessera::silu_mul_with_gradients"});
+  const at::Tensor both = normal_values({11, 12}, 1).requires_grad_();
+  EXPECT_EQ(operators_of_backward(linear_product(silu_mul(both), v[2], {})),
+            std::vector<std::string>{"tessera::silu_and_mul_with_gradient"});
+  v[2].requires_grad_(false);
+  EXPECT_EQ(operators_of_backward(with_silu(v)),
+            std::vector<std::string>{"tessera::silu_mul_backward"});
+}
+
+/// What else is in the gradient of the result counts, too.
+TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
+  const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
+    return [=](const Tensors& v) {
+      const at::Tensor inner = silu_mul(v[0], v[1]);
+      inner.register_hook(hook);
+      return product(inner, v[2], at::Tensor());
+    };
+  };
+  for (const auto& hook : std::vector<std::function<at::Tensor(at::Tensor)>>{
+           [](const at::Tensor& gradient) { return gradient * 2; },
+           [](const at::Tensor& gradient) { return gradient.mul_(2); },
+           [](const at::Tensor& gradient) { return gradient.clone(); }}) {
+    expect_equal_bits(hooked(linear_product, hook), hooked(libtorchs, hook), values_for_silu());
+  }
+  const auto used_twice = [](auto product) {
+    return [product](const Tensors& v) {
+      const at::Tensor inner = silu_mul(v[0], v[1]);
+      return product(inner, v[2], at::Tensor()).sum(1) + inner.square().sum(1);
+    };
+  };
+  expect_close(results_of(used_twice(linear_product), values_for_silu()),
+               results_of(used_twice(libtorchs), values_for_silu()));
+}
+
+TEST(RecomputedInput, OfSiluMulServesTwoBackwards) {
+  const Tensors v = leaves_of(values_for_silu());
+  const at::Tensor loss = with_silu(v).square().sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = v[0].grad().clone();
+  v[0].mutable_grad().zero_();
+  loss.backward();
+  EXPECT_TRUE(v[0].grad().equal(once));
+}
+
+TEST(RecomputedInput, IsLeftToACheckpoint) {
+  const testing::Counted counted;
+  expect_equal_bits(
+      [&](const Tensors& v) {
+        return checkpoint(
+            counted.options,
+            [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& first,
+               const at::Tensor& second) { return with_norm({x, weight, first, second}); },
+            v[0], v[1], v[2], v[3]);
+      },
+      with_kept_norm, values_for_norm());
+  // Of the norm three, of the products two each, of mul() two.
+  EXPECT_EQ(counted->packed, 9);
+}
+
+TEST(RecomputedInput, OfASumIsLeftToACheckpoint) {
+  const testing::Counted counted;
+  expect_equal_bits(
+      [&](const Tensors& v) {
+        return checkpoint(
+            counted.options, [](const Tensors& inputs) { return with_norm_of_sum(inputs); }, v);
+      },
+      with_kept_norm_of_sum, values_for_norm_of_sum());
+  EXPECT_EQ(counted->packed, 9);
+}
+
+/// Of tensors laid out as in tensor parallelism without a split sequence.
+TEST(RecomputedInput, MayBeDistributed) {
+  RunOnMesh({3}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
+                         normal_values({7, 8}, 4), normal_values({8, 7}, 5)};
+    const std::vector<Placement> placements{Replicate{}, Replicate{}, Shard{0}, Shard{0}, Shard{1}};
+    const auto mlp = [](const Tensors& v) {
+      const at::Tensor y = rms_norm(v[0], v[1], kEps);
+      const at::Tensor inner = silu_mul(linear_product(y, v[2], {}), linear_product(y, v[3], {}));
+      return linear_product(inner, v[4], {});
+    };
+    const Tensors alone = leaves_of(values);
+    mlp(alone).square().sum().backward();
+    Tensors spread;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      spread.push_back(
+          distribute_tensor(values[i], mesh, {placements[i]}).tensor().detach().requires_grad_());
+    }
+    const auto before = rank.world()->traffic().table();
+    DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
+    // The sum of the result, and of the gradient of the norm's result.
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_TRUE(full_tensor(spread[i].grad()).allclose(alone[i].grad(), 1e-4, 1e-4)) << i;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::nn
