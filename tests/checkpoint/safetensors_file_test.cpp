@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "checkpoint/checksum/granules.h"
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "testing/errors.h"
@@ -120,6 +124,55 @@ TEST(SafetensorsFile, ReadsEveryBlock) {
       expected = expected.narrow(dim, begin[dim], block[dim]);
     }
     ASSERT_TRUE(at::equal(file.read("w", begin, block), expected));
+  }
+}
+
+/// The CRC-32C of each MiB of a file's bytes.
+std::vector<std::uint32_t> SumsOf(const std::string& bytes) {
+  GranuleSums sums;
+  sums.add(0, std::as_bytes(std::span(bytes)));
+  return sums.sums();
+}
+
+/// Blocks that begin, end or lie within a MiB that others have a part of, in any order and again.
+TEST(SafetensorsFile, ComparesPartsOfAMibWithItsChecksum) {
+  TemporaryFolder folder;
+  const std::string bytes = Range({700001});
+  WriteFile(folder / "m", bytes);
+  const auto whole = at::arange(700001, at::kFloat);
+  const SafetensorsFile file(folder / "m", Symlinks::kFollow, SumsOf(bytes));
+  for (const auto& [begin, count] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 10},
+                                                          {10, 20},
+                                                          {5, 10},
+                                                          {5, 10},
+                                                          {100, 300000},
+                                                          {300100, 5},
+                                                          {300000, 100000},
+                                                          {299000, 2000},
+                                                          {0, 700001},
+                                                          {524000, 176001},
+                                                          {700000, 1},
+                                                          {0, 0},
+                                                          {262144, 262144}}) {
+    EXPECT_TRUE(
+        at::equal(file.read("w", Sizes{begin}, Sizes{count}), whole.narrow(0, begin, count)))
+        << begin << ", " << count;
+  }
+}
+
+TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
+  TemporaryFolder folder;
+  const std::string bytes = Range({600000});
+  const auto sums = SumsOf(bytes);
+  // In the second MiB: before the part that is read, within it and behind it.
+  for (const std::size_t damaged : {1048576, 1202000, 2097151}) {
+    std::string other = bytes;
+    other[damaged] ^= 1;
+    WriteFile(folder / "m", other);
+    const SafetensorsFile file(folder / "m", Symlinks::kFollow, sums);
+    EXPECT_ERROR(file.read("w", Sizes{300000}, Sizes{1000}), "bytes 1048576 to 2097151 of");
+    EXPECT_ERROR(file.read("w", Sizes{300000}, Sizes{1000}), "bytes 1048576 to 2097151 of");
   }
 }
 

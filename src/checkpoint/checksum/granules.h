@@ -14,6 +14,7 @@
 
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/input_file.h"
+#include "tessera/export.h"
 
 namespace tessera::checkpoint {
 
@@ -30,6 +31,7 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
+TESSERA_API_FOR_TEST_BEGIN
 /// The CRC-32C of each granule of a file that is written from its start to its end.
 class GranuleSums {
  public:
@@ -43,6 +45,7 @@ class GranuleSums {
   std::uint64_t bytes_ = 0;
   std::vector<std::uint32_t> sums_;
 };
+TESSERA_API_FOR_TEST_END
 
 /// A file whose bytes are compared with checksums while they are read. Thread safe.
 class CheckedFile {
