@@ -50,14 +50,14 @@ library_packages=(
   zlib1g-dev libzstd-dev)
 text_packages=(perl-doc)
 # What scripts/test, scripts/docs and the clang presets add.
-test_packages=(clang clang-tidy libclang-rt-dev lld doxygen)
+test_packages=(clang libclang-rt-dev lld doxygen)
 
 # Python packages of the tests: torch's own and transformers' needs in full, so installed without
-# looking at dependencies; clang-format is the one version that decides about the format. llama-models
+# looking at dependencies; clang-format and clang-tidy are the versions that decide. llama-models
 # and mistral-common are there for the tokenizers' files in them, tiktoken and sentencepiece to read
 # those; newer ones of mistral-common add 35 MB of files in a different format.
 test_wheels=(
-  absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8
+  absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8 clang-tidy==23.1.4
   execnet==2.1.1 expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1
   jinja2==3.1.6 llama-models==0.3.0 markupsafe==3.0.4 mistral-common==1.2.1 mpmath==1.3.0 networkx==3.4.2 numpy==2.2.6 packaging==25.0 peft==0.21.2
   pluggy==1.7.0 protobuf==7.36.2 psutil==7.2.2 pygments==2.21.0 pytest==8.4.2 pytest-xdist==3.8.0 pyyaml==6.0.3 regex==2025.11.3

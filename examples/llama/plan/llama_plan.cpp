@@ -81,7 +81,7 @@ void write_file(const char* flag, const std::string& file, const std::string& te
 /// Writes the machine of --calibrate on rank 0. Others return nullopt.
 std::optional<planning::Machine> calibrated(const std::string& file, const TrainOptions& options) {
   const tessera::comm::WorldScope scope(tessera::comm::world_from_environment());
-  const planning::Machine machine = calibrate_llama(options, scope.world());
+  planning::Machine machine = calibrate_llama(options, scope.world());
   if (scope.world()->rank() > 0) {
     return std::nullopt;
   }

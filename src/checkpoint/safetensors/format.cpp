@@ -52,7 +52,7 @@ bool begins_with_control(std::string_view text) {
     const auto byte = static_cast<unsigned char>(text[i]);
     return first <= byte && byte <= last;
   };
-  if (text.starts_with("\xc2") && text.size() > 1) {
+  if (text.starts_with('\xc2') && text.size() > 1) {
     return within(1, 0x80, 0x9f);
   }
   if (text.starts_with("\xe2\x80") && text.size() > 2) {

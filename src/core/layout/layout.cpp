@@ -286,7 +286,7 @@ std::string to_string(const Layout& layout) {
   for (int d = 0; d < layout.tensor_ndim(); ++d) {
     out += (d == 0 ? "" : " | ") + to_string(layout.digits(d));
   }
-  out += "]";
+  out += ']';
   if (!layout.is_partial()) {
     return out;
   }
