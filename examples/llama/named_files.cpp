@@ -23,13 +23,14 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Others may be in the folder of a model without being of it.
+/// Others may be in the folder of a model, or of a step, without being of it.
 bool is_of_model(const std::string& name) {
   constexpr std::array kNames{"*.safetensors",     "*.safetensors.index.json",
                               "config.json",       "generation_config.json",
                               "tokenizer*",        "special_tokens_map.json",
                               "added_tokens.json", "vocab.json",
-                              "merges.txt",        "*.jinja"};
+                              "merges.txt",        "*.jinja",
+                              "manifest.json"};
   return std::ranges::any_of(
       kNames, [&](const char* pattern) { return fnmatch(pattern, name.c_str(), 0) == 0; });
 }

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "local_shards.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -83,11 +84,13 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
 }
 
 void SlotOptimizer::update(double gradient_factor) {
+  const comm::CallerScope caller("optimizer step");
   const c10::AutoGradMode no_grad(false);
   update_shards(begin_step(), gradient_factor);
 }
 
 void SlotOptimizer::update_scaled(const at::Tensor& gradient_factor) {
+  const comm::CallerScope caller("optimizer step");
   const c10::AutoGradMode no_grad(false);
   update_shards_scaled(begin_step(), gradient_factor);
 }

@@ -109,7 +109,7 @@ class MemoryWatch {
       log_->assign(local_tensor(slot->persistent()), modules[slot.get()]);
     }
     for (const optim::StateTensor& state : optimizer.state()) {
-      log_->assign(local_tensor(state.tensor), modules[state.slot.get()]);
+      log_->assign_state(local_tensor(state.tensor), modules[state.slot.get()]);
     }
   }
   std::string unit_of(const std::string& module) const {
@@ -190,8 +190,26 @@ Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
 
 Recording::~Recording() = default;
 
+/// A run that is started again may have made all its steps.
+bool Recording::has_step_left(std::int64_t done, bool is_main) const {
+  const bool asked =
+      !options_.trace.empty() || !options_.profile.empty() || !options_.memory_report.empty();
+  const bool none = options_.steps > 0 && done >= options_.steps;
+  if (asked && is_main && none) {
+    std::cerr << fmt::format(
+        "{}: warning: no step is left after step {}: no trace, profile or memory report is "
+        "written\n",
+        options_.names.program, done);
+  }
+  return !none;
+}
+
 void Recording::begin(const DeviceMesh& mesh, nn::ModuleBase& model, std::int64_t done) {
   const bool is_main = mesh.world()->rank() == 0;
+  if (!has_step_left(done, is_main)) {
+    memory_.reset();
+    return;
+  }
   if (!options_.trace.empty()) {
     steps_ = steps_to_trace(done, is_main);
   }

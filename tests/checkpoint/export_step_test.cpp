@@ -41,6 +41,14 @@ TEST(ExportStep, WritesTheWeightsOfEveryRankInTheTypeAskedFor) {
   EXPECT_EQ(last, 152U * 4);  // the optimizer's state is not counted
 }
 
+TEST(ExportStep, RefusesValuesThatFp16DoesNotHave) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1000000);
+  EXPECT_ERROR(export_hugging_face(dir / "step-00000001", dir / "out", "{}", at::kHalf),
+               "beyond 65504, the largest of fp16; export as bf16");
+  EXPECT_FALSE(std::filesystem::exists(dir / "out/model.safetensors"));
+}
+
 TEST(ExportStep, IsLoadedAndReplacesAnOlderExport) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);

@@ -107,6 +107,19 @@ TEST(SaveHuggingFace, WritesTheTypeThatIsAskedForAndSaysSo) {
   EXPECT_ERROR(save_as("int", "{}", at::kInt), "can't be exported as Int: choose Float");
 }
 
+TEST(SaveHuggingFace, RefusesValuesThatFp16DoesNotHave) {
+  TemporaryFolder folder;
+  std::map<std::string, at::Tensor> values = Values();
+  values.begin()->second = values.begin()->second + 1e6;
+  RunRanks(2, [&](Rank& rank) {
+    Net net;
+    Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), values);
+    EXPECT_ERROR(save_hugging_face(net, *rank.world(), folder / "out", "{}", at::kHalf),
+                 "beyond 65504, the largest of fp16");
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "out/model.safetensors"));
+}
+
 TEST(SaveHuggingFace, RefusesParametersThatDifferBetweenRanks) {
   TemporaryFolder folder;
   RunOnMesh({2, 1}, {"ep", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {

@@ -12,12 +12,27 @@ using namespace tessera;
 using Json = nlohmann::json;
 
 Json checkpoint_entries(const LlamaRun& run) {
-  return {{"data", run.options.steps > 0 ? data_fingerprint(run.options) : Json()},
+  return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
           {"model", Json::parse(run.config.json)},
           {"fine_tuning", fine_tuning_record(run.options)}};
 }
 
 namespace {
+
+/// --initial-load goes on with other flags, but with the tensors that there are.
+void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
+                          const TrainOptions& options) {
+  const std::string source = checkpoints.source().string();
+  const std::string change = adapters_change(saved, options);
+  TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
+                "': ", change,
+                "; give the same, or begin with its weights by --model: tessera-ckpt export-hf "
+                "writes them, and of a step with adapters llama_train --save-hf --merge-lora");
+  const std::string of_optimizer =
+      checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
+  TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,
+                "': ", of_optimizer, "; give the same, or --exclude optimizer");
+}
 
 /// Before the tensors: other adapters, or another average, would be a list of names that are
 /// missing.
@@ -28,15 +43,11 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
     return;
   }
   const Json& saved = entries.at("fine_tuning");
-  const std::string source = checkpoints.source().string();
   if (!checkpoints.resumes()) {
-    const std::string change = adapters_change(saved, options);
-    TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
-                  "': ", change,
-                  "; give the same, or begin with its weights by --model: tessera-ckpt export-hf "
-                  "writes them, and of a step with adapters llama_train --save-hf --merge-lora");
+    check_flags_of_begin(saved, checkpoints, options);
     return;
   }
+  const std::string source = checkpoints.source().string();
   const std::string change =
       fine_tuning_change(saved, fine_tuning_record(options), !checkpoints.excludes("optimizer"));
   TESSERA_CHECK(change.empty(), "the flags are not those of the checkpoint '", source,

@@ -1,6 +1,5 @@
 #include "examples/llama/train/fine_tuning_record.h"
 
-#include <array>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -28,6 +27,7 @@ Json fine_tuning_record(const TrainOptions& o) {
   if (!o.freeze.empty()) {
     record["--freeze"] = o.freeze;
   }
+  record["--optimizer"] = o.optimizer;
   if (o.ema) {
     record["--ema"] = *o.ema;
   }
@@ -52,24 +52,21 @@ std::string change_of(const char* flag, const Json& saved, const Json& now) {
 }  // namespace
 
 std::string fine_tuning_change(const Json& saved, const Json& now, bool with_optimizer) {
-  struct Compared {
-    const char* flag;
-    bool with_optimizer;
-  };
   // The rank first: without it the others are left out, too.
-  constexpr std::array<Compared, 6> kFlags{{{"--lora-rank", false},
-                                            {"--lora-alpha", false},
-                                            {"--lora-targets", false},
-                                            {"--lora-dropout", false},
-                                            {"--freeze", true},
-                                            {"--ema", true}}};
-  for (const auto& [flag, of_optimizer] : kFlags) {
-    std::string change = change_of(flag, saved, now);
-    if (!change.empty() && (!of_optimizer || with_optimizer)) {
+  for (const char* flag : {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"}) {
+    if (std::string change = change_of(flag, saved, now); !change.empty()) {
       return change;
     }
   }
-  return "";
+  const std::string frozen = with_optimizer ? change_of("--freeze", saved, now) : "";
+  return frozen.empty() && with_optimizer ? optimizer_change(saved, now) : frozen;
+}
+
+std::string optimizer_change(const Json& saved, const Json& now) {
+  // Checkpoints of older programs do not say which.
+  const std::string change =
+      saved.contains("--optimizer") ? change_of("--optimizer", saved, now) : "";
+  return change.empty() ? change_of("--ema", saved, now) : change;
 }
 
 std::string adapters_change(const Json& saved, const TrainOptions& o) {

@@ -20,9 +20,12 @@ nlohmann::json fine_tuning_record(const TrainOptions& options);
 
 /// In which way the flags of a run are other than those of a checkpoint, by their records:
 /// "--lora-alpha is 16 instead of 4"; "" if they are the same. `with_optimizer`: whether its state
-/// is loaded too, which --freeze and --ema decide on.
+/// is loaded too, which --freeze, --optimizer and --ema decide on.
 std::string fine_tuning_change(const nlohmann::json& saved, const nlohmann::json& now,
                                bool with_optimizer);
+
+/// The same of --optimizer and --ema alone, which decide what state there is.
+std::string optimizer_change(const nlohmann::json& saved, const nlohmann::json& now);
 
 /// The same of the flags alone that decide which tensors adapters have, and by what their term is
 /// scaled: with another --lora-alpha the weights that they are merged into would be other ones.

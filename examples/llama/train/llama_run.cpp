@@ -70,7 +70,7 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
                       /*beside=*/!options.planned);
   }
   if (!options.planned) {
-    check_same_data(options, *world);
+    check_same_data(options, data, *world);
   }
   manual_seed(options.seed);
 }

@@ -41,7 +41,7 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   }
   checkpoints.make_folder();
   if (!options.output_dir.empty()) {
-    take_run_folder(options);
+    take_run_folder(options, checkpoints.resumes());
   }
   log.open(run.state.step);
 }

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -34,24 +33,21 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// Those of all globs, in sorted order, each once.
-std::vector<std::string> shards_of(const std::vector<std::string>& globs) {
-  std::set<std::string> all;
-  for (const std::string& glob : globs) {
-    const std::vector<std::string> files = data::token_shard_files(glob);
-    all.insert(files.begin(), files.end());
-  }
-  return {all.begin(), all.end()};
+/// Those of all names and globs, in sorted order, each once.
+std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
+  std::vector<std::string> files = list_files(flag, globs);
+  std::ranges::sort(files);
+  return files;
 }
 
 /// The shards of each source. Without weights all are one.
 std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   if (options.weights.empty()) {
-    return {shards_of(options.tokens)};
+    return {shards_of("--tokens", options.tokens)};
   }
   std::vector<std::vector<std::string>> sources;
   for (const std::string& glob : options.tokens) {
-    sources.push_back(data::token_shard_files(glob));
+    sources.push_back(list_files("--tokens", {glob}));
   }
   return sources;
 }
@@ -106,7 +102,26 @@ data::ChatTemplatePtr chat_template(const TrainOptions& options) {
   return file.empty() ? nullptr : data::open_chat_template(file);
 }
 
-data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& config,
+/// The tokens around texts that decide on the samples: other ones are other data.
+struct EdgeTokens {
+  std::vector<std::int64_t> begin;
+  std::vector<std::int64_t> end;
+};
+
+EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
+                       const data::TokenizerPtr& tokenizer) {
+  if (!options.jsonl.empty()) {
+    list_files("--jsonl", options.jsonl);  // that a file is missing is said first
+    return {text_begin(*tokenizer, special_tokens(options, config)),
+            end_tokens(options, config, tokenizer)};
+  }
+  if (options.document_mask) {
+    return {{}, {end_tokens(options, config, tokenizer).back()}};
+  }
+  return {};
+}
+
+data::SampleSourcePtr open_prompts(const TrainOptions& options, const EdgeTokens& edges,
                                    const data::TokenizerPtr& tokenizer) {
   const std::vector<std::string> files = list_files("--jsonl", options.jsonl);
   DocumentReader reader(files, /*all_json=*/true, {});
@@ -122,19 +137,20 @@ data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& co
   return data::prompt_completions(lines, *tokenizer, options.seq,
                                   {.prompt_field = options.prompt_field,
                                    .completion_field = options.completion_field,
-                                   .begin = text_begin(*tokenizer, special_tokens(options, config)),
-                                   .end = end_tokens(options, config, tokenizer),
+                                   .begin = edges.begin,
+                                   .end = edges.end,
                                    .truncate = options.truncate,
                                    .chat = chat_template(options)});
 }
 
 std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, const Config& config,
+                                                const EdgeTokens& edges,
                                                 const data::TokenizerPtr& tokenizer) {
   const auto windows = [&](data::TokenSourcePtr tokens) {
     return data::token_windows(std::move(tokens), options.seq, config.vocab_size);
   };
   if (!options.jsonl.empty()) {
-    return {{open_prompts(options, config, tokenizer)}};
+    return {{open_prompts(options, edges, tokenizer)}};
   }
   if (options.tokens.empty()) {
     return {{windows(tokens_of_texts(*tokenizer, options.text))}};
@@ -148,10 +164,13 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
 }
 
 /// What decides, beside the files, how they are cut into samples.
-Json samples_of(const TrainOptions& options) {
+Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   Json result = Json::object();
-  if (options.eos_token) {
-    result["eos_token"] = *options.eos_token;
+  if (!edges.begin.empty()) {
+    result["begin"] = edges.begin;
+  }
+  if (!edges.end.empty()) {
+    result["end"] = edges.end;
   }
   if (options.document_mask) {
     result["document_mask"] = true;
@@ -228,26 +247,28 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   }
   if (!options.eval_tokens.empty()) {
     data.eval_loader = held_out_loader("--eval-tokens", options, config, [&] {
-      return data::open_token_shards(shards_of(options.eval_tokens));
+      return data::open_token_shards(shards_of("--eval-tokens", options.eval_tokens));
     });
   }
   if (options.steps > 0) {
+    const EdgeTokens edges = edge_tokens(options, config, data.tokenizer);
+    data.samples = samples_of(options, edges);
     data::BatchOptions batches{.batch = options.batch, .shuffle = options.shuffle};
     if (options.document_mask) {
-      batches.document_end = end_tokens(options, config, data.tokenizer).back();
+      batches.document_end = edges.end.back();
     }
-    data.loader =
-        std::make_shared<data::BatchLoader>(open_samples(options, config, data.tokenizer), batches);
+    data.loader = std::make_shared<data::BatchLoader>(
+        open_samples(options, config, edges, data.tokenizer), batches);
   }
   return data;
 }
 
-Json data_fingerprint(const TrainOptions& options) {
+Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
   Json result = {{"batch", options.batch}, {"sequence", options.seq}};
   if (options.shuffle) {
     result["shuffle"] = *options.shuffle;
   }
-  result["samples"] = samples_of(options);
+  result["samples"] = data.samples;
   if (!options.tokens.empty()) {
     const std::vector<std::vector<std::string>> sources = token_files(options);
     std::vector<std::string> all;
@@ -266,6 +287,27 @@ Json data_fingerprint(const TrainOptions& options) {
   return result;
 }
 
+namespace {
+
+/// What older programs have saved of the samples, in today's form. Checkpoints of the oldest have
+/// nothing: it was then empty. Begin and end are left out of `now` where they were not saved.
+Json samples_saved(const Json& saved, Json& now) {
+  Json samples = saved.value("samples", Json::object());
+  if (samples.contains("end")) {
+    return samples;
+  }
+  now.erase("begin");
+  if (samples.contains("eos_token")) {
+    samples["end"] = Json::array({samples.at("eos_token")});
+    samples.erase("eos_token");
+  } else {
+    now.erase("end");
+  }
+  return samples;
+}
+
+}  // namespace
+
 std::string data_change(const Json& saved, const Json& now) {
   for (const char* size : {"batch", "sequence"}) {
     if (saved.at(size) != now.at(size)) {
@@ -279,11 +321,10 @@ std::string data_change(const Json& saved, const Json& now) {
   if (order(saved) != order(now)) {
     return fmt::format("they are {} instead of {}", order(now), order(saved));
   }
-  // Checkpoints of older programs have none: it was then empty.
-  const Json saved_samples = saved.value("samples", Json::object());
-  if (saved_samples != now.at("samples")) {
-    return fmt::format("their samples are made by {} instead of {}", now.at("samples").dump(),
-                       saved_samples.dump());
+  Json samples = now.at("samples");
+  const Json before = samples_saved(saved, samples);
+  if (before != samples) {
+    return fmt::format("their samples are made by {} instead of {}", samples.dump(), before.dump());
   }
   const auto mixture = [](const Json& data) {
     return data.contains("mixture") ? "mixed by weight, " + data.at("mixture").dump() : "not mixed";
@@ -304,12 +345,13 @@ std::string data_change(const Json& saved, const Json& now) {
 namespace {
 
 std::vector<std::string> held_out_files(const TrainOptions& options) {
-  return options.eval_text.empty() ? shards_of(options.eval_tokens) : options.eval_text;
+  return options.eval_text.empty() ? shards_of("--eval-tokens", options.eval_tokens)
+                                   : options.eval_text;
 }
 
 /// Null for what a rank does not train on.
-Json data_of_rank(const TrainOptions& options) {
-  return {{"training", options.steps > 0 ? data_fingerprint(options) : Json()},
+Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
+  return {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
           {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
 }
 
@@ -321,9 +363,9 @@ std::string rank_change(const Json& first, const Json& other) {
 
 }  // namespace
 
-void check_same_data(const TrainOptions& options, comm::World& world) {
+void check_same_data(const TrainOptions& options, const TrainingData& data, comm::World& world) {
   const std::vector<std::string> all =
-      comm::texts_that_differ(*start_group(world), data_of_rank(options).dump());
+      comm::texts_that_differ(*start_group(world), data_of_rank(options, data).dump());
   if (all.empty()) {
     return;
   }

@@ -20,15 +20,16 @@ struct TrainingData {
   std::shared_ptr<const tessera::data::BatchLoader> loader;  ///< none with --steps 0
   std::string eval_text;  ///< contents of --eval-text: its bytes are counted, too
   std::shared_ptr<const tessera::data::BatchLoader>
-      eval_loader;  ///< none without --eval-text or --eval-tokens
+      eval_loader;                                    ///< none without --eval-text or --eval-tokens
+  nlohmann::json samples = nlohmann::json::object();  ///< how files are cut into samples
 };
 
 /// Throws tessera::Error for data that can't be read, or are not for this model.
 TrainingData open_training_data(const TrainOptions& options, const Config& config);
 
-/// What decides which samples a step has: files, tokenizer, batch and sequence length. For
+/// What decides which samples a step has: files, tokenizer, the tokens around texts, sizes. For
 /// checkpoints. Reads a part of each file.
-nlohmann::json data_fingerprint(const TrainOptions& options);
+nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData& data);
 
 /// In which way the data of a run are other than those of a checkpoint, by their fingerprints: "the
 /// batch is 8 instead of 4"; "" if they are the same.
@@ -36,6 +37,7 @@ std::string data_change(const nlohmann::json& saved, const nlohmann::json& now);
 
 /// Throws tessera::Error unless all ranks have the same data, the held-out text included. Names the
 /// first rank whose data are not those of rank 0, and how they differ. Collective over `world`.
-void check_same_data(const TrainOptions& options, tessera::comm::World& world);
+void check_same_data(const TrainOptions& options, const TrainingData& data,
+                     tessera::comm::World& world);
 
 }  // namespace llama

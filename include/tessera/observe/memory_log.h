@@ -92,8 +92,10 @@ class MemoryLog final : public ActivityListener {
   /// forward to `lanes`. The log must outlive them.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// The memory of this tensor of a CPU belongs to the module of this FQN; "": to none. Other
-  /// tensors may share its block. To be called for all parameters and the optimizer's state.
+  /// tensors may share its block. To be called for all parameters.
   void assign(const at::Tensor& tensor, const std::string& module);
+  /// As assign() of a tensor of the optimizer's state, which a load may have made before any step.
+  void assign_state(const at::Tensor& tensor, const std::string& module);
 
   /// The memory of the step that began last, which must have ended. `on_host`: shards, gradients
   /// and the optimizer's state are in the host's memory, not at the peak. `unit_of`: the unit of a
@@ -124,7 +126,8 @@ class MemoryLog final : public ActivityListener {
     std::map<const void*, OwnedPart> parts{};  ///< that were assigned
     /// The number of phases before, and before the block went: of one that lives, the highest.
     int began = 0, ended = 0;
-    bool earlier = false;  ///< than the step
+    bool earlier = false;   ///< than the step
+    bool is_state = false;  ///< of the optimizer
   };
   struct Event {
     std::uint64_t number;
@@ -133,6 +136,7 @@ class MemoryLog final : public ActivityListener {
     std::size_t moment;  ///< in moments_
   };
 
+  void assign(const at::Tensor& tensor, const std::string& module, bool is_state);
   void note(const TensorBlock& block);
   void note_peak();
   void update_moment();

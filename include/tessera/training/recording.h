@@ -61,6 +61,7 @@ class Recording {
   }
 
   StepRange steps_to_trace(std::int64_t done, bool is_main) const;
+  bool has_step_left(std::int64_t done, bool is_main) const;
   void check_can_write(const char* option, const std::filesystem::path& file) const;
   void write_or_warn(const char* option, const std::function<void()>& write) const;
   /// run() without its profile.

@@ -1,5 +1,6 @@
 #include "hugging_face/export_folder.h"
 
+#include <ATen/ops/isinf.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -100,6 +101,14 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
                 "or remove that model first");
 }
 
+/// What a cast has made infinite would make the model's results NaN.
+void check_range_of_half(const std::string& name, const at::Tensor& block) {
+  TESSERA_CHECK(block.scalar_type() != c10::kHalf || !at::isinf(block).any().item<bool>(),
+                "the weight '", name,
+                "' has values beyond 65504, the largest of fp16; export as "
+                "bf16 or fp32");
+}
+
 }  // namespace
 
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
@@ -176,6 +185,7 @@ ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vecto
 
 void ExportFolder::write(const std::string& name, std::span<const std::int64_t> offset,
                          const at::Tensor& block) {
+  check_range_of_half(name, block);
   writers_[shard_of_.at(name)].write(name, offset, block);
 }
 

@@ -95,14 +95,20 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
   moment_ = 0;
 }
 
-/// Phases are not announced: autograd knows when it runs, and code that clips norms names itself.
+/// Whether the thread is in what changes the parameters, or in what comes before it.
+bool is_update(std::string_view caller) {
+  return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
+}
+
+/// Phases are not announced: autograd knows when it runs, and code that clips norms or updates
+/// names itself.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
   }
   MemoryPhase now =
       tessera::detail::backward_id() >= 0 ? MemoryPhase::kBackward : MemoryPhase::kForward;
-  if (comm::CallerScope::outermost() == "clip_grad_norm_") {
+  if (is_update(comm::CallerScope::outermost())) {
     now = MemoryPhase::kUpdate;
   }
   phases_ += now == phase_ ? 0 : 1;
@@ -185,6 +191,14 @@ void MemoryLog::note_peak() {
 }
 
 void MemoryLog::assign(const at::Tensor& tensor, const std::string& module) {
+  assign(tensor, module, /*is_state=*/false);
+}
+
+void MemoryLog::assign_state(const at::Tensor& tensor, const std::string& module) {
+  assign(tensor, module, /*is_state=*/true);
+}
+
+void MemoryLog::assign(const at::Tensor& tensor, const std::string& module, bool is_state) {
   const void* data = tensor.const_data_ptr();
   const std::lock_guard lock(mutex_);
   const auto after = live_blocks_.upper_bound(data);
@@ -195,6 +209,7 @@ void MemoryLog::assign(const at::Tensor& tensor, const std::string& module) {
   Block& block = blocks_.at(number);
   if (static_cast<const char*>(data) < static_cast<const char*>(begin) + block.bytes) {
     block.parts[data] = {number_of({module}), static_cast<std::int64_t>(tensor.nbytes())};
+    block.is_state = is_state;
   }
 }
 
@@ -210,7 +225,7 @@ void MemoryLog::left() {
 }
 
 MemoryKind MemoryLog::kind_of(const Block& block) {
-  if (block.earlier && block.born == MemoryPhase::kUpdate) {
+  if (block.earlier && (block.is_state || block.born == MemoryPhase::kUpdate)) {
     return MemoryKind::kOptimizer;
   }
   if (block.earlier && block.born == MemoryPhase::kBackward) {

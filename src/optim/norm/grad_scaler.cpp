@@ -15,6 +15,7 @@
 
 #include "local_shards.h"
 #include "norm/grad_terms.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 
 namespace tessera::optim {
@@ -54,6 +55,7 @@ at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameter
     return optim::clip_grad_norm_(parameters, max_norm, options);
   }
   check_once();
+  const comm::CallerScope caller("clip_grad_norm_");
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
                 " was asked for; it must not be negative");
   const at::Tensor scaled = grad_norm(parameters, options);
@@ -67,6 +69,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
     return;
   }
   check_once();
+  const comm::CallerScope caller("unscale_");
   const c10::AutoGradMode no_grad(false);
   const GradTerms terms = collect_grads(parameters, options);
   for (const at::Tensor& grad : terms.locals) {
@@ -85,6 +88,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
 
 bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
   RECORD_USER_SCOPE("optimizer step");
+  const comm::CallerScope caller("optimizer step");
   if (!enabled()) {
     optimizer.step();
     return true;

@@ -219,6 +219,21 @@ class Refusals(training_runs.TrainingRuns):
         self.refuse([*self.steps, "--resume"], "has no step that was saved whole", "--resume auto")
         self.refuse([*self.steps, "--resume-step", 5], "no checkpoint in", "step-00000005")
 
+    def test_another_optimizer_or_average(self):
+        self.save()
+        self.refuse([*self.steps, "--resume", "--optimizer", "sgd"], '--optimizer is "sgd" instead of "adamw"; give the same')
+        step = ["--initial-load", self.run_folder / "steps/step-00000003"]
+        self.refuse([*step, "--ema", 0.9], "the optimizer is not that of", "--ema is 0.9, but was left out",
+                    "--exclude optimizer")
+        self.refuse([*step, "--optimizer", "muon"], '--optimizer is "muon" instead of "adamw"')
+        programs.train([*self.flags(self.folder / "other", 4), *step, "--optimizer", "sgd", "--exclude", "optimizer"])
+
+    def test_what_is_loaded_is_no_output(self):
+        self.save()
+        step = self.run_folder / "steps/step-00000003"
+        for output in (["--metrics", step / "manifest.json"], ["--save-hf", step]):
+            self.refuse(["--initial-load", step, *output], "--initial-load", "are both", "give each its own path")
+
     def test_folder_that_cannot_be_made(self):
         (self.folder / "file").write_text("")
         self.refuse(["--checkpoint", self.folder / "file/steps"], "--checkpoint", "file/steps")

@@ -221,6 +221,20 @@ class Prompts(LossesOfTransformers):
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(losses[0], losses[2])
 
+    def test_go_on_with_the_same_ends_alone(self):
+        """The token that is given is the one that the model's files name, or another one."""
+        model = programs.write_config(self.folder, programs.SMALL)
+        ends = self.folder / "generation_config.json"
+        ends.write_text(json.dumps({"eos_token_id": self.END}))
+        flags = ["--config", model, "--tokens", self.tokens, "--batch", 12, "--seq", 16, "--document-mask",
+                 "--checkpoint", self.folder / "steps", "--resume", "auto"]
+        programs.train([*flags, "--steps", 1])
+        programs.train([*flags, "--steps", 2, "--eos-token", self.END])
+        ends.write_text(json.dumps({"eos_token_id": self.END + 1}))
+        done = programs.run([programs.BIN / "llama_train", *flags, "--steps", 3])
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn(f'their samples are made by {{"document_mask":true,"end":[{self.END + 1}]}} instead of', done.stderr)
+
     def test_refuse_unusable_completions(self):
         flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
         self.refuse([*flags, self.write_lines([])], "hold no object")

@@ -206,6 +206,22 @@ class BadInput(programs.InFolder):
         self.assertIn("rank 1 has config.json with rms_norm_eps 1e-06, but rank 0 has config.json with rms_norm_eps 1e-05; "
                       "start all ranks with the same options", done.stderr)
 
+    def test_ends_of_documents_that_differ_between_ranks(self):
+        """generation_config.json, which config.json does not show."""
+        for rank, end in enumerate((7, 9)):
+            folder = self.folder / str(rank)
+            folder.mkdir()
+            programs.write_config(folder, programs.SMALL)
+            (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+        flags = " ".join(str(part) for part in self.data(config=f"{self.folder}/$RANK/config.json"))
+        for degree in ("--dp", "--tp"):
+            with self.subTest(degree):
+                script = f"exec {programs.BIN}/llama_train $DEGREE 2 {flags} --document-mask"
+                done = programs.run(programs.on_ranks(2, ["env", f"DEGREE={degree}", "sh", "-c", script]), timeout=60)
+                self.assertEqual(done.returncode, 1, done.stdout)
+                self.assertIn('the data of rank 1 are not those of rank 0: their samples are made by '
+                              '{"document_mask":true,"end":[9]} instead of {"document_mask":true,"end":[7]}', done.stderr)
+
     def test_held_out_texts_that_differ_between_ranks(self):
         texts = [self.folder / f"{rank}/text" for rank in (0, 1)]
         for text, words in zip(texts, ("one ", "two ")):

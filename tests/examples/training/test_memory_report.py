@@ -47,6 +47,27 @@ class MemoryReport(programs.InFolder):
             self.assertGreater(unit["activations"]["most"], 0)
         self.assertNotIn("optimizer", units[""])
 
+    def test_state_that_a_load_made_is_the_optimizers(self):
+        for more in (["--steps", 2], ["--steps", 5, "--resume"]):
+            ranks, _ = self.report("--checkpoint", self.folder / "steps", *more)
+            units = ranks[0]["units"]["unit 'model.layers.0'"]
+            self.assertGreater(units["optimizer"]["most"], 2 * units["parameters"]["most"], more)
+
+    def test_fp16_has_its_optimizer(self):
+        ranks, _ = self.report("--param-dtype", "fp16")
+        kinds = ranks[0]["kinds"]
+        self.assertGreater(kinds["optimizer"]["most"], 1.9 * kinds["parameters"]["most"])
+
+    def test_nothing_is_written_where_no_step_is_left(self):
+        flags = ["--config", programs.write_config(self.folder, programs.SMALL), "--tokens", self.tokens, "--batch", 4,
+                 "--seq", 16, "--steps", 2, "--checkpoint", self.folder / "steps", "--resume", "auto"]
+        outputs = [self.folder / name for name in ("trace", "profile", "memory")]
+        programs.train(flags)
+        done = programs.train([*flags, "--trace", outputs[0], "--profile", outputs[1], "--memory-report", outputs[2]])
+        self.assertIn("llama_train: warning: no step is left after step 2: no trace, profile or memory report is written\n",
+                      done.stderr)
+        self.assertFalse(any(path.exists() for path in outputs))
+
     def test_checkpointing_leaves_fewer_activations(self):
         def activations(*flags):
             ranks, _ = self.report(*flags, dp=1)

@@ -1,6 +1,7 @@
 """--output-dir: the folder of a run, and the file in it that makes the run again."""
 import json
 import re
+import shutil
 import subprocess
 import unittest
 
@@ -83,6 +84,21 @@ class RunFolder(programs.InFolder):
             self.assert_ends_well(self.start("--config-file", self.run / name, "--output-dir", self.run, "--steps", 7,
                                              "--resume", "auto", ranks=1))
         self.assertIn("--output-dir THIS_FOLDER\n", (self.run / "config-4.toml").read_text())
+
+    def test_a_run_that_resumes_nothing_is_no_other_run(self):
+        """--resume auto in the folder of a run without checkpoints: that run again, or an error."""
+        one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
+        self.assert_ends_well(self.start(*one, ranks=1))
+        before = (self.run / "metrics.jsonl").read_bytes()
+        done = self.start(*one, "--resume", "auto", "--lr", 1, ranks=1)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+        self.assertIn("has a run already (config.toml) with other flags, and no checkpoint that --resume auto continues", done.stderr)
+        self.assertEqual((self.run / "metrics.jsonl").read_bytes(), before)
+        again = self.folder / "again"
+        for _ in range(2):
+            self.assert_ends_well(self.start(*one, "--output-dir", again, "--checkpoint-every", 9, "--resume", "auto", ranks=1))
+            shutil.rmtree(again / "checkpoints")
+        self.assertEqual([path.name for path in again.glob("*.toml")], ["config.toml"])
 
     def test_a_folder_that_cannot_be_made_is_said(self):
         done = self.start("--config", self.config, "--tokens", self.tokens, "--output-dir", self.tokens / "run", ranks=1)

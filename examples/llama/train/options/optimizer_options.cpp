@@ -15,8 +15,10 @@ void declare_optimizer(CLI::App& app, TrainOptions& o) {
       ->delimiter(',')
       ->expected(2)
       ->option_text("B1,B2")
-      ->check(number_between(0.0, 1.0));
-  app.add_option("--eps", o.eps, "What AdamW adds to a root (1e-8)")->check(number_above_0());
+      ->check(number_between(0.0, 0.999999));
+  // Below it there is no normal number of fp32.
+  app.add_option("--eps", o.eps, "What AdamW adds to a root (1e-8)")
+      ->check(number_between(1.2e-38, 1e38));
   app.add_option("--moment-dtype", o.moment_dtype,
                  "Type of AdamW's two means: fp32, or bf16 rounded at random (fp32)")
       ->check(CLI::IsMember({"fp32", "bf16"}));

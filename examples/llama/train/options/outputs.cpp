@@ -12,7 +12,7 @@ namespace llama {
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
-                           "--eval-text", "--eval-tokens", "--config-file"}) {
+                           "--eval-text", "--eval-tokens", "--initial-load", "--config-file"}) {
     for (const std::string& file : app.get_option(flag)->results()) {
       files.push_back({flag, file, /*is_read=*/true});
     }

@@ -130,7 +130,12 @@ void declare_all(CLI::App& app, TrainOptions& o) {
 /// `first`: the flags that --help shows.
 void parse(CLI::App& app, std::vector<std::string> arguments, const FlagNames& first) {
   parse_command_line(app, std::move(arguments),
-                     {{"model", "config"}, {"tokens", "text", "jsonl"}, {"resume", "resume-step"}},
+                     {{"model", "config"},
+                      {"tokens", "text", "jsonl"},
+                      {"weight", "text"},
+                      {"weight", "jsonl"},
+                      {"eval-text", "eval-tokens"},
+                      {"resume", "resume-step"}},
                      first);
 }
 

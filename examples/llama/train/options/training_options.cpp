@@ -24,7 +24,7 @@ void declare_data(CLI::App& app, TrainOptions& o) {
       ->allow_extra_args(false)
       ->check(number_above_0());
   app.add_option("--text", o.text,
-                 "A text file, tokenized here; several are one text, in the order given")
+                 "A text file, tokenized here; several one after another, each by itself")
       ->option_text("FILE")
       ->allow_extra_args(false);
   app.add_option("--jsonl", o.jsonl,
