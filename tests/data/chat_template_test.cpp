@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "data/tokenizer/small_tokenizers.h"
+#include "tessera/data/tokenizer.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
@@ -124,6 +126,75 @@ TEST_F(ChatTemplates, ComputeAsPythonDoes) {
   for (const auto& [source, want] : cases) {
     EXPECT_EQ(Render(source), want) << source;
   }
+}
+
+TEST_F(ChatTemplates, TakeCharactersAsPythonDoes) {
+  const std::vector<std::pair<const char*, const char*>> cases{
+      {"[{{ '\u00a0a\u3000' | trim }}{{ '\u0085\u2003a\u00a0'.lstrip() }}]", "[aa\u00a0]"},
+      {"{{ 'a\u3000b c'.split() }} {{ 'a  b c '.split(none, 1) }}",
+       "['a', 'b', 'c'] ['a', 'b c ']"},
+      {"{{ '\u00e8x\u00e9'.strip('\u00e9') }}", "\u00e8x"},  // they share a byte
+      {"a\u3000{{- 'b' -}}\u00a0c", "abc"},
+      {"{{ '\u00e9t\u00e9 don\\'t foo-bar (\u00dfa' | title }}",
+       "\u00c9t\u00e9 Don't Foo-Bar (SSa"},
+      {"{{ '\u00e9t\u00e9 don\\'t'.title() }} {{ '\u00e9T\u00c9 a'.capitalize() }}",
+       "\u00c9t\u00e9 Don'T \u00c9t\u00e9 a"},
+      {"{{ '\u00e9\u00df\u044f' | upper }} {{ '\u00c9\u0414' | lower }}",
+       "\u00c9SS\u042f \u00e9\u0434"},
+      {"{{ '\u0391\u03a3 \u03a3' | lower }}", "\u03b1\u03c2 \u03c3"}};
+  for (const auto& [source, want] : cases) {
+    EXPECT_EQ(Render(source), want) << source;
+  }
+  EXPECT_ERROR(Render("{{ '\u0149' | upper }}"), "'upper' of a text with '\u0149'",
+               "apply the chat template elsewhere");
+}
+
+TEST_F(ChatTemplates, TakeArgumentsAsPythonDoes) {
+  const std::vector<std::pair<const char*, const char*>> cases{
+      {"{{ 'aaa' | replace('a', 'b', count=2) }} {{ 'aaa'.replace('a', 'b', 1) }}", "bba baa"},
+      {"{{ {'b': 1, 'a': {'d': 2, 'c': 3}} | tojson(sort_keys=true, separators=(',', ':')) }}",
+       R"({"a":{"c":3,"d":2},"b":1})"},
+      {"{{ '\u00e9' | tojson(ensure_ascii=true) }}", R"("\u00e9")"},
+      {"{{ ['b', 'A', 'c', 'B'] | sort }}{{ ['b', 'A', 'B'] | sort(case_sensitive=true) }}",
+       "['A', 'b', 'B', 'c']['A', 'B', 'b']"},
+      {"{{ [{'a': 1, 'b': 1}, {'a': 1, 'b': 2}] | sort(attribute='a', reverse=true) | join(',', "
+       "attribute='b') }}",
+       "1,2"},
+      {"{{ ['a', 'A', 'b'] | unique | list }} {{ true == 1 }} {{ {'a': 1, 'b': 2} == {'b': 2, "
+       "'a': 1} }}",
+       "['a', 'b'] True True"},
+      {"{{ '3.7' | int }} {{ 'x' | int(5) }} {{ '1_000' | int }} {{ 'x' | float(1.5) }}",
+       "3 5 1000 1.5"},
+      {"{{ [{'a': 1}, {}] | map(attribute='a', default='z') | list }} {{ dict(z=1, a=2) }}",
+       "[1, 'z'] {'z': 1, 'a': 2}"}};
+  for (const auto& [source, want] : cases) {
+    EXPECT_EQ(Render(source), want) << source;
+  }
+}
+
+TEST_F(ChatTemplates, RefuseArgumentsThatNothingReads) {
+  EXPECT_ERROR(Render("{{ 'a' | upper(1) }}"),
+               "line 1: the argument 1 of the filter 'upper' is not implemented");
+  EXPECT_ERROR(Render("{{ [1] | sort(x=1) }}"), "the argument 'x' of the filter 'sort'");
+  EXPECT_ERROR(Render("{{ 'a' | trim('a', chars='b') }}"), "is given twice");
+  EXPECT_ERROR(Render("{{ 1 is odd(3) }}"), "the argument 1 of the test 'odd'");
+  EXPECT_ERROR(Render("{{ 'abc'.find('c', 1) }}"), "the argument 2 of find()");
+  EXPECT_ERROR(Render("{{ 'abc'.startswith('b', 1) }}"), "the argument 2 of startswith()");
+  EXPECT_ERROR(Render("{{ {'a': 1}.get('a', default=3) }}"), "the argument 'default' of get()");
+  EXPECT_ERROR(Render("{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}"), "the argument 2 of f()");
+}
+
+TEST_F(ChatTemplates, AreFoundForToolsBesideTheOthers) {
+  const char* tools = R"({"messages": [{"role": "user"}], "tools": [1]})";
+  testing::WriteFile(folder_ / "chat_template.jinja", "{{ image_token }}");
+  std::filesystem::create_directory(folder_ / "additional_chat_templates");
+  testing::WriteFile(folder_ / "additional_chat_templates" / "tool_use.jinja", "tools");
+  testing::WriteFile(folder_ / "tokenizer_config.json",
+                     R"({"extra_special_tokens": {"image_token": "<x>"}})");
+  const auto chat = open_chat_template(folder_.path());
+  EXPECT_EQ(chat->prompt(tools, "f:1"), "tools");
+  EXPECT_EQ(chat->prompt(R"({"messages": [{"role": "user"}]})", "f:1"), "<x>");
+  EXPECT_TRUE(tokenizer_files(folder_.path()).back().ends_with("tool_use.jinja"));
 }
 
 }  // namespace

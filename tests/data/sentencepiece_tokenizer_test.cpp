@@ -60,6 +60,17 @@ TEST(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_ERROR(ids("a"), "give '<t>' the id 8, but it is 6");
 }
 
+TEST(SentencePieceTokenizer, BeginsATextWithoutASpace) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", SmallModel());
+  testing::WriteFile(folder / "tokenizer_config.json",
+                     R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
+                         "add_prefix_space": false})");
+  const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
+  EXPECT_EQ(tokenizer->encode("c a</s>c"), (std::vector<std::int64_t>{5, 3, 2, 5}));
+  EXPECT_EQ(tokenizer->encode(" a"), std::vector<std::int64_t>{3});
+}
+
 TEST(SentencePieceTokenizer, RefusesATokenOutsideItsVocabulary) {
   testing::TemporaryFolder folder;
   testing::WriteFile(folder / "tokenizer.model", SmallModel());

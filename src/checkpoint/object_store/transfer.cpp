@@ -41,8 +41,14 @@ void with_retries(const TransferOptions& options, const std::function<void()>& w
   }
 }
 
+/// What keys below a prefix begin with. Slashes at its end are not doubled.
+std::string beginning_below(std::string prefix) {
+  prefix.erase(prefix.find_last_not_of('/') + 1);
+  return prefix.empty() ? "" : prefix + "/";
+}
+
 std::string key_of_step(const std::string& prefix, std::int64_t step) {
-  return (prefix.empty() ? "" : prefix + "/") + step_folder_name(step) + "/";
+  return beginning_below(prefix) + step_folder_name(step) + "/";
 }
 
 /// nullopt: the store has no such object.
@@ -80,7 +86,11 @@ void get_whole(ObjectStore& store, const std::string& key, const fs::path& file,
                std::uint64_t bytes, const TransferOptions& options) {
   move_whole(
       key, bytes, options, [&] { store.get(key, file); },
-      [&] { return std::optional<std::uint64_t>(fs::file_size(file)); });
+      [&]() -> std::optional<std::uint64_t> {
+        std::error_code fault;
+        const std::uint64_t size = fs::file_size(file, fault);
+        return fault ? std::nullopt : std::optional(size);  // the command may have written none
+      });
 }
 
 /// `move(file)` for the files of a step that are this rank's to move.
@@ -165,7 +175,7 @@ std::int64_t push_step(comm::World& world, const fs::path& step, ObjectStore& st
 
 std::optional<std::int64_t> newest_step_in(ObjectStore& store, const std::string& prefix) {
   std::optional<std::int64_t> newest;
-  for (const ObjectStore::Object& object : store.list(prefix.empty() ? "" : prefix + "/")) {
+  for (const ObjectStore::Object& object : store.list(beginning_below(prefix))) {
     const fs::path path = object.key;
     const auto step = step_of(path.parent_path());
     if (step && object.key == key_of_step(prefix, *step) + kManifestFile) {

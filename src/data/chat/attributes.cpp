@@ -3,6 +3,7 @@
 #include <array>
 #include <ctime>
 
+#include "chat/cases.h"
 #include "chat/functions.h"
 #include "chat/texts.h"
 #include "tessera/core/error.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr std::size_t kMaxElements = 10'000;
 
 Value range(const Arguments& arguments) {
+  arguments.require("range()", {"", "", ""});
   const Values& given = arguments.positional;
   TESSERA_CHECK(!given.empty() && given.size() <= 3, "range() takes one to three numbers");
   const std::int64_t begin = given.size() > 1 ? given[0].integer() : 0;
@@ -29,6 +31,7 @@ Value range(const Arguments& arguments) {
 }
 
 Value strftime_now(const Arguments& arguments) {
+  arguments.require("strftime_now()", {"format"});
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   localtime_r(&now, &local);
@@ -38,68 +41,109 @@ Value strftime_now(const Arguments& arguments) {
   return Json(std::string(text.data(), size));
 }
 
+/// A mapping, if one is given, with what is named.
+Json new_map(const Arguments& arguments) {
+  TESSERA_CHECK(arguments.positional.size() <= 1, "the argument 2 of dict() is not implemented");
+  Json map = Json::object();
+  if (!arguments.positional.empty()) {
+    const Value& base = arguments.positional[0];
+    TESSERA_CHECK(base.is_map(), "a mapping is needed, but it is ", base.kind());
+    map = base.json();
+  }
+  for (const auto& [key, value] : arguments.named) {
+    map[key] = value.json();
+  }
+  return map;
+}
+
+Value new_space(const Arguments& arguments) {
+  TESSERA_CHECK(arguments.positional.empty(), "the argument 1 of namespace() is not implemented");
+  return Value::space({arguments.named.begin(), arguments.named.end()});
+}
+
+/// A method, and how many arguments it takes: Python's have no names, but for split().
+template <class Body>
+Value method(const std::string& name, const std::vector<std::string_view>& parameters, Body body) {
+  return Value::function([name, parameters, body](const Arguments& arguments) -> Value {
+    arguments.require(name + "()", parameters);
+    return body(arguments);
+  });
+}
+
+Value case_method(const std::string& text, const std::string& name) {
+  return method(name, {}, [text, name](const Arguments&) -> Value {
+    return Json(name == "upper"   ? uppered(text, name)
+                : name == "lower" ? lowered(text)
+                : name == "title" ? titled(text, name)
+                                  : capitalized(text, name));
+  });
+}
+
+Value find_method(const std::string& text) {
+  return method("find", {""}, [text](const Arguments& a) -> Value {
+    const std::size_t at = text.find(a.at(0, "").text());
+    return Json(at == std::string::npos ? std::int64_t{-1} : length_of(Json(text.substr(0, at))));
+  });
+}
+
 Value text_method(const std::string& text, const std::string& name) {
-  const auto method = [&](auto body) {
-    return Value::function(
-        [text, body](const Arguments& arguments) -> Value { return Json(body(text, arguments)); });
-  };
   using A = Arguments;
-  using S = std::string;
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
-    return method([name](const S& t, const A& a) {
-      return stripped(t, a.at(0, "chars"), name != "rstrip", name != "lstrip");
+    return method(name, {""}, [text, name](const A& a) -> Value {
+      return Json(stripped(text, a.at(0, ""), name != "rstrip", name != "lstrip"));
     });
   }
   if (name == "split") {
-    return method(
-        [](const S& t, const A& a) { return split(t, a.at(0, "sep"), a.at(1, "maxsplit")); });
+    return method(name, {"sep", "maxsplit"}, [text](const A& a) -> Value {
+      return split(text, a.at(0, "sep"), a.at(1, "maxsplit"));
+    });
   }
   if (name == "startswith" || name == "endswith") {
-    return method(
-        [name](const S& t, const A& a) { return has_affix(t, a.at(0, ""), name[0] == 's'); });
+    return method(name, {""}, [text, name](const A& a) -> Value {
+      return Json(has_affix(text, a.at(0, ""), name[0] == 's'));
+    });
   }
   if (name == "replace") {
-    return method(
-        [](const S& t, const A& a) { return replaced(t, a.at(0, "").text(), a.at(1, "").text()); });
+    return method(name, {"", "", ""}, [text](const A& a) -> Value {
+      return Json(replaced(text, a.at(0, "").text(), a.at(1, "").text(), a.at(2, "")));
+    });
   }
-  if (name == "upper" || name == "lower") {
-    return method([name](const S& t, const A&) { return cased(t, name == "upper"); });
-  }
-  if (name == "title" || name == "capitalize") {
-    return method([name](const S& t, const A&) { return capitalized(t, name == "title"); });
+  if (name == "upper" || name == "lower" || name == "title" || name == "capitalize") {
+    return case_method(text, name);
   }
   if (name == "join") {
-    return method([](const S& t, const A& a) { return joined(a.at(0, ""), t); });
+    return method(name, {""},
+                  [text](const A& a) -> Value { return Json(joined(a.at(0, ""), text)); });
   }
   if (name == "find") {
-    return method([](const S& t, const A& a) {
-      const std::size_t at = t.find(a.at(0, "").text());
-      return at == std::string::npos ? std::int64_t{-1} : length_of(Json(t.substr(0, at)));
-    });
+    return find_method(text);
   }
   return Value::undefined(name);
 }
 
+Values values_of(const Value& map) {
+  Values all;
+  for (const Value& key : map.elements()) {
+    all.push_back(map.item(key));
+  }
+  return all;
+}
+
 Value map_method(const Value& map, const std::string& name) {
+  using A = Arguments;
   if (name == "items") {
-    return Value::function([map](const Arguments&) -> Value { return items_of(map); });
+    return method(name, {}, [map](const A&) -> Value { return items_of(map); });
   }
   if (name == "keys") {
-    return Value::function([map](const Arguments&) { return Value::list(map.elements()); });
+    return method(name, {}, [map](const A&) { return Value::list(map.elements()); });
   }
   if (name == "values") {
-    return Value::function([map](const Arguments&) {
-      Values all;
-      for (const Value& key : map.elements()) {
-        all.push_back(map.item(key));
-      }
-      return Value::list(all);
-    });
+    return method(name, {}, [map](const A&) { return Value::list(values_of(map)); });
   }
   if (name == "get") {
-    return Value::function([map](const Arguments& arguments) -> Value {
-      const Value found = map.item(arguments.at(0, "key"));
-      const Value otherwise = arguments.at(1, "default");
+    return method(name, {"", ""}, [map](const A& arguments) -> Value {
+      const Value found = map.item(arguments.at(0, ""));
+      const Value otherwise = arguments.at(1, "");
       return !found.is_undefined() ? found : otherwise.is_undefined() ? Value(Json()) : otherwise;
     });
   }
@@ -122,16 +166,12 @@ Value attribute(const Value& value, const std::string& name) {
 
 Fields global_functions() {
   return {{"range", Value::function(range)},
-          {"namespace", Value::function([](const Arguments& a) { return Value::space(a.named); })},
-          {"dict", Value::function([](const Arguments& arguments) -> Value {
-             Json map = Json::object();
-             for (const auto& [key, value] : arguments.named) {
-               map[key] = value.json();
-             }
-             return map;
-           })},
-          {"raise_exception", Value::function([](const Arguments& a) -> Value {
-             fail("the chat template says: ", printable(a.at(0, "message").shown()));
+          {"namespace", Value::function(new_space)},
+          {"dict",
+           Value::function([](const Arguments& arguments) -> Value { return new_map(arguments); })},
+          {"raise_exception", Value::function([](const Arguments& arguments) -> Value {
+             arguments.require("raise_exception()", {"message"});
+             fail("the chat template says: ", printable(arguments.at(0, "message").shown()));
            })},
           {"strftime_now", Value::function(strftime_now)}};
 }

@@ -324,7 +324,7 @@ class ExpressionParser {
         given.positional.push_back(value(state));
       }
       for (const auto& [name, value] : named) {
-        given.named.emplace(name, value(state));
+        given.named.emplace_back(name, value(state));
       }
       return given;
     };

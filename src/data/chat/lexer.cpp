@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 
+#include "chat/texts.h"
 #include "chat/value.h"
 #include "tessera/core/error.h"
 #include "unicode/utf8.h"
@@ -21,6 +22,8 @@ bool is_digit(char c) {
 
 /// With LF alone, and without the last.
 std::string plain_lines(std::string_view source) {
+  std::string valid;
+  TESSERA_CHECK(replace_invalid_utf8(source, valid) == source, "it is not valid UTF-8");
   std::string text;
   for (std::size_t i = 0; i < source.size(); ++i) {
     if (source[i] == '\r') {
@@ -81,13 +84,13 @@ class Lexer {
   /// Before a tag: all white space for "-", that of its line before what is no "{{".
   void strip_end(std::string& text, char kind, char sign) const {
     if (sign == '-') {
-      text.erase(text.find_last_not_of(kSpaces) + 1);
+      text = stripped(text, {}, /*left=*/false, /*right=*/true);
       return;
     }
     const std::size_t line = text.rfind('\n') + 1;  // 0 where there is none
     const bool begins_line = line > 0 || at_ == 0 || source_[at_ - 1] == '\n';
     if (kind != '{' && sign != '+' && begins_line &&
-        text.find_first_not_of(kSpaces, line) == std::string::npos) {
+        stripped(text.substr(line), {}, /*left=*/true, /*right=*/false).empty()) {
       text.erase(line);
     }
   }
@@ -95,7 +98,7 @@ class Lexer {
   /// Behind a tag that ends in "-".
   void strip_begin(std::string& text) {
     if (strips_) {
-      text.erase(0, std::min(text.find_first_not_of(kSpaces), text.size()));
+      text = stripped(text, {}, /*left=*/true, /*right=*/false);
     }
     strips_ = false;
   }
@@ -199,7 +202,7 @@ class Lexer {
         continue;
       }
       ++at;
-      constexpr std::string_view kEscapes = "n\nt\tr\r\\\\'\'\"\"";
+      constexpr std::string_view kEscapes = "n\nt\tr\rb\bf\fv\va\a\\\\'\'\"\"";
       std::size_t known = 0;
       while (known < kEscapes.size() && kEscapes[known] != source_[at]) {
         known += 2;

@@ -39,8 +39,9 @@ Value arithmetic(const std::string& sign, const Value& a, const Value& b) {
                         : sign == "%"  ? x - y * std::floor(x / y)
                                        : std::pow(x, y);
   // Numbers in templates are far below 2^53.
+  const bool is_fraction = sign == "/" || (sign == "**" && y < 0);
   const bool is_whole =
-      a.is_integer() && b.is_integer() && sign != "/" && std::abs(result) < 0x1p53;
+      a.is_integer() && b.is_integer() && !is_fraction && std::abs(result) < 0x1p53;
   return is_whole ? Json(static_cast<std::int64_t>(result)) : Json(result);
 }
 

@@ -207,6 +207,8 @@ class StatementParser {
          {"length", number(all.size())},
          {"first", Json(i == 0)},
          {"last", Json(i + 1 == all.size())},
+         {"depth", number(1)},
+         {"depth0", number(0)},
          {"previtem", i > 0 ? all[i - 1] : Value::undefined("loop.previtem")},
          {"nextitem", i + 1 < all.size() ? all[i + 1] : Value::undefined("loop.nextitem")}});
   }
@@ -268,11 +270,21 @@ class StatementParser {
     const Statement body = inner({"endmacro"});
     return [name, parameters, body](State& state) {
       state.scopes.back()[name] =
-          Value::function([&state, parameters, body](const Arguments& given) {
+          Value::function([&state, name, parameters, body](const Arguments& given) {
+            given.require(name + "()", names_of(parameters));
             return call_macro(state, parameters, body, given);
           });
       return Flow::kNext;
     };
+  }
+
+  static std::vector<std::string_view> names_of(
+      const std::vector<std::pair<std::string, Expression>>& parameters) {
+    std::vector<std::string_view> names;
+    for (const auto& [name, unused] : parameters) {
+      names.push_back(name);
+    }
+    return names;
   }
 
   /// It sees what the template has set, and not what its caller has.

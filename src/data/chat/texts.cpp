@@ -1,47 +1,75 @@
 #include "chat/texts.h"
 
 #include <algorithm>
-#include <cctype>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "unicode/utf8.h"
 
 namespace tessera::data::chat {
 
-std::string stripped(std::string_view text, const Value& characters, bool left, bool right) {
-  const std::string_view all = characters.is_text() ? std::string_view(characters.text()) : kSpaces;
-  if (left) {
-    text.remove_prefix(std::min(text.find_first_not_of(all), text.size()));
+namespace {
+
+constexpr std::int64_t kMostIndent = 1000;
+
+bool begins_with_space(std::string_view text) {
+  const Utf8Step step = first_character(text);
+  return step.valid && is_space(code_point(text.substr(0, step.bytes)));
+}
+
+/// Cuts off what comes before the next white space, or before what is none.
+std::string_view take_until(std::string_view& text, bool space) {
+  std::size_t end = 0;
+  while (end < text.size() && begins_with_space(text.substr(end)) != space) {
+    end += first_character(text.substr(end)).bytes;
   }
-  if (right) {
-    text = text.substr(0, text.find_last_not_of(all) + 1);
+  const std::string_view taken = text.substr(0, end);
+  text.remove_prefix(end);
+  return taken;
+}
+
+Json split_at_spaces(std::string_view text, std::int64_t most) {
+  Json parts = Json::array();
+  for (take_until(text, /*space=*/false); !text.empty(); take_until(text, /*space=*/false)) {
+    parts.push_back(std::string(most-- == 0 ? std::exchange(text, {}) : take_until(text, true)));
+  }
+  return parts;
+}
+
+bool is_given(const Value& value) {
+  return !value.is_undefined() && !value.is_none();
+}
+
+}  // namespace
+
+bool is_space(char32_t code) {
+  constexpr std::u32string_view kOthers = U" \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000";
+  return (code >= 0x9 && code <= 0xd) || (code >= 0x1c && code <= 0x1f) ||
+         (code >= 0x2000 && code <= 0x200a) || kOthers.find(code) != std::string::npos;
+}
+
+std::string stripped(std::string_view text, const Value& characters, bool left, bool right) {
+  const auto goes = [&](std::string_view character) {
+    // A character of UTF-8 is found in no other place than its own.
+    return is_given(characters) ? characters.text().find(character) != std::string::npos
+                                : begins_with_space(character);
+  };
+  while (left && !text.empty() && goes(text.substr(0, first_character(text).bytes))) {
+    text.remove_prefix(first_character(text).bytes);
+  }
+  while (right && !text.empty() && goes(last_character(text))) {
+    text.remove_suffix(last_character(text).size());
   }
   return std::string(text);
 }
 
-std::string cased(std::string text, bool upper) {
-  for (char& c : text) {
-    const bool changes = upper ? c >= 'a' && c <= 'z' : c >= 'A' && c <= 'Z';
-    c = changes ? static_cast<char>(c ^ 0x20) : c;
-  }
-  return text;
-}
-
-std::string capitalized(const std::string& text, bool every) {
-  std::string out = cased(text, /*upper=*/false);
-  bool begins = true;
-  for (char& c : out) {
-    const bool letter = std::isalpha(static_cast<unsigned char>(c)) != 0;
-    c = begins && letter ? static_cast<char>(std::toupper(c)) : c;
-    begins = every && !letter;
-  }
-  return out;
-}
-
-std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+std::string replaced(std::string_view text, std::string_view from, std::string_view to,
+                     const Value& most) {
   TESSERA_CHECK(!from.empty(), "replace() of an empty text is not implemented");
+  std::int64_t left = is_given(most) ? most.integer() : -1;
   std::string out;
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from)) {
+  for (std::size_t at = text.find(from); at != std::string::npos && left-- != 0;
+       at = text.find(from)) {
     out += text.substr(0, at);
     out += to;
     text.remove_prefix(at + from.size());
@@ -50,18 +78,11 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
 }
 
 Json split(std::string_view text, const Value& separator, const Value& most) {
-  Json parts = Json::array();
   std::int64_t left = most.is_undefined() ? -1 : most.integer();
-  if (!separator.is_text()) {
-    while (text.find_first_not_of(kSpaces) != std::string::npos) {
-      text.remove_prefix(text.find_first_not_of(kSpaces));
-      const std::size_t end =
-          left-- == 0 ? text.size() : std::min(text.find_first_of(kSpaces), text.size());
-      parts.push_back(std::string(text.substr(0, end)));
-      text.remove_prefix(end);
-    }
-    return parts;
+  if (!is_given(separator)) {
+    return split_at_spaces(text, left);
   }
+  Json parts = Json::array();
   const std::string& between = separator.text();
   TESSERA_CHECK(!between.empty(), "split() at an empty text");
   for (std::size_t at = text.find(between); at != std::string::npos && left-- != 0;
@@ -109,8 +130,12 @@ std::int64_t length_of(const Value& value) {
 
 std::string indented(const std::string& text, const Arguments& arguments) {
   const Value width = arguments.at(0, "width");
-  const std::string spaces(static_cast<std::size_t>(width.is_undefined() ? 4 : width.integer()),
-                           ' ');
+  const std::int64_t count = width.is_undefined() ? 4 : width.is_text() ? 0 : width.integer();
+  TESSERA_CHECK(count <= kMostIndent, "an indent of ", count, " is too large");
+  const std::string spaces =
+      width.is_text()
+          ? width.text()
+          : std::string(static_cast<std::size_t>(std::max(count, std::int64_t{0})), ' ');
   std::string out = arguments.at(1, "first") ? spaces : "";
   for (std::size_t i = 0; i < text.size(); ++i) {
     out += text[i];

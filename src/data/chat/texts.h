@@ -10,13 +10,13 @@ namespace tessera::data::chat {
 
 // Shared by filters and methods, with the behaviour of Python's functions of these names.
 
+/// White space of str.isspace(): Unicode's, and four control characters.
+bool is_space(char32_t code);
 /// Without white space, or without `characters`, at its ends.
 std::string stripped(std::string_view text, const Value& characters, bool left, bool right);
-/// Changes the case of ASCII letters.
-std::string cased(std::string text, bool upper);
-/// `every`: each word, else the first.
-std::string capitalized(const std::string& text, bool every);
-std::string replaced(std::string_view text, std::string_view from, std::string_view to);
+/// `most`: how many are replaced; all if it is undefined or negative.
+std::string replaced(std::string_view text, std::string_view from, std::string_view to,
+                     const Value& most);
 Json split(std::string_view text, const Value& separator, const Value& most);
 /// Whether a text begins, or ends, with one of some.
 bool has_affix(const std::string& text, const Value& affix, bool begin);

@@ -1,10 +1,32 @@
 #include "chat/value.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "tessera/core/error.h"
 #include "unicode/utf8.h"
 
 namespace tessera::data::chat {
 namespace {
+
+/// As Python's ==: true is 1, and the order of keys says nothing.
+bool are_equal(const Json& a, const Json& b) {
+  if (a.is_boolean() != b.is_boolean() && (a.is_number() || b.is_number())) {
+    return are_equal(a.is_boolean() ? Json(a.get<bool>() ? 1 : 0) : a,
+                     b.is_boolean() ? Json(b.get<bool>() ? 1 : 0) : b);
+  }
+  if (a.is_array() && b.is_array()) {
+    return std::ranges::equal(a, b, are_equal);
+  }
+  if (!a.is_object() || !b.is_object()) {
+    return a == b;
+  }
+  const auto is_in_b = [&](const auto& item) {
+    return b.contains(item.first) && are_equal(item.second, b.at(item.first));
+  };
+  const auto& items = a.get_ref<const Json::object_t&>();
+  return a.size() == b.size() && std::ranges::all_of(items, is_in_b);
+}
 
 std::string quoted(const std::string& text) {
   const char quote =
@@ -31,8 +53,21 @@ Value Arguments::at(std::size_t place, const std::string& name) const {
   if (place < positional.size()) {
     return positional[place];
   }
-  const auto found = named.find(name);
+  const auto found = std::ranges::find(named, name, &std::pair<std::string, Value>::first);
   return found == named.end() ? Value::undefined(name) : found->second;
+}
+
+void Arguments::require(const std::string& what,
+                        const std::vector<std::string_view>& parameters) const {
+  TESSERA_CHECK(positional.size() <= parameters.size(), "the argument ", parameters.size() + 1,
+                " of ", what, " is not implemented");
+  for (const auto& [name, unused] : named) {
+    const auto parameter = std::ranges::find(parameters, name);
+    TESSERA_CHECK(!name.empty() && parameter != parameters.end(), "the argument '", printable(name),
+                  "' of ", what, " is not implemented");
+    TESSERA_CHECK(parameter - parameters.begin() >= std::ssize(positional), "the argument '", name,
+                  "' of ", what, " is given twice");
+  }
 }
 
 Value Value::list(const Values& values) {
@@ -125,7 +160,7 @@ Value::operator bool() const {
 
 bool Value::equals(const Value& other) const {
   if (json_ && other.json_) {
-    return *json_ == *other.json_;
+    return are_equal(*json_, *other.json_);
   }
   return is_undefined() && other.is_undefined();
 }
@@ -187,18 +222,27 @@ std::string represented(const Json& json) {
   return json.is_object() ? "{" + out + "}" : "[" + out + "]";
 }
 
-std::string dumped(const Json& json, int indent, int depth) {
+std::string dumped(const Json& json, const DumpStyle& style, int depth) {
+  const auto plain = [&](const Json& value) { return value.dump(-1, ' ', style.ascii); };
   if (!json.is_structured() || json.empty()) {
-    return json.dump();
+    return plain(json);
   }
   const auto line = [&](int level) {
-    return indent < 0 ? "" : "\n" + std::string(static_cast<std::size_t>(indent * level), ' ');
+    return style.indent < 0
+               ? ""
+               : "\n" + std::string(static_cast<std::size_t>(style.indent * level), ' ');
   };
-  std::string out;
+  std::vector<std::pair<std::string, const Json*>> entries;
   for (const auto& [key, value] : json.items()) {
-    const char* between = indent < 0 ? ", " : ",";
-    out += (out.empty() ? "" : between) + line(depth + 1) +
-           (json.is_object() ? Json(key).dump() + ": " : "") + dumped(value, indent, depth + 1);
+    entries.emplace_back(key, &value);
+  }
+  if (style.sorts && json.is_object()) {
+    std::ranges::sort(entries, {}, [](const auto& entry) { return entry.first; });
+  }
+  std::string out;
+  for (const auto& [key, value] : entries) {
+    out += (out.empty() ? "" : style.comma) + line(depth + 1) +
+           (json.is_object() ? plain(key) + style.colon : "") + dumped(*value, style, depth + 1);
   }
   out += line(depth);
   return json.is_object() ? "{" + out + "}" : "[" + out + "]";

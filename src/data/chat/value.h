@@ -7,13 +7,14 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tessera::data::chat {
 
 using Json = nlohmann::ordered_json;
 
-/// White space of ASCII.
+/// White space within a tag.
 inline constexpr std::string_view kSpaces = " \t\n\r\f\v";
 
 class Value;
@@ -22,10 +23,13 @@ using Values = std::vector<Value>;
 /// What a function of a template is called with.
 struct Arguments {
   Values positional;
-  std::map<std::string, Value> named;
+  std::vector<std::pair<std::string, Value>> named;
 
   /// By its place or its name; undefined if it is not given.
   Value at(std::size_t place, const std::string& name) const;
+  /// Throws Error for an argument that is none of `parameters`: "" is one without a name. `what`:
+  /// what takes them.
+  void require(const std::string& what, const std::vector<std::string_view>& parameters) const;
 };
 using Function = std::function<Value(const Arguments&)>;
 using Fields = std::map<std::string, Value>;
@@ -93,8 +97,15 @@ class Value {
   std::string name_;
 };
 
-/// As Python's json.dumps(..., ensure_ascii=False); `indent` < 0 is one line.
-std::string dumped(const Json& json, int indent, int depth = 0);
+/// Options of Python's json.dumps().
+struct DumpStyle {
+  int indent = -1;  ///< one line
+  bool ascii = false;
+  bool sorts = false;
+  std::string comma = ", ";
+  std::string colon = ": ";
+};
+std::string dumped(const Json& json, const DumpStyle& style, int depth = 0);
 /// As Python's repr().
 std::string represented(const Json& json);
 

@@ -21,6 +21,7 @@ using nlohmann::json;
 constexpr std::uint64_t kMaxBytes = 20'000'000;
 constexpr std::array kSpecialKeys{"bos_token", "eos_token", "unk_token", "sep_token",
                                   "pad_token", "cls_token", "mask_token"};
+constexpr const char* kExtraTokens = "extra_special_tokens";
 
 /// Null where there is no such file; noted where there is.
 json read_json(const std::filesystem::path& file, FilesBeside& files) {
@@ -92,25 +93,55 @@ std::vector<AddedToken> special_tokens_of(const JsonField& root, const char* key
 }
 
 /// Each may have been named with an id already.
+void add_special_token(AddedToken token, FilesBeside& files) {
+  token.special = true;
+  const auto known = std::ranges::find(files.tokens, token.content,
+                                       [](const NamedToken& named) { return named.token.content; });
+  if (known == files.tokens.end()) {
+    files.tokens.push_back({std::nullopt, std::move(token)});
+  } else {
+    known->token.special = true;
+    known->token.normalized = known->token.normalized && token.normalized;
+  }
+}
+
 void add_special_tokens(const JsonField& root, FilesBeside& files) {
   std::vector<const char*> keys(kSpecialKeys.begin(), kSpecialKeys.end());
-  for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
+  for (const char* key : {"additional_special_tokens", kExtraTokens}) {
     if (root.at(key).json().is_array()) {
       keys.push_back(key);
     }
   }
   for (const char* key : keys) {
     for (AddedToken& token : special_tokens_of(root, key)) {
-      token.special = true;
-      const auto known = std::ranges::find(
-          files.tokens, token.content, [](const NamedToken& named) { return named.token.content; });
-      if (known == files.tokens.end()) {
-        files.tokens.push_back({std::nullopt, std::move(token)});
-      } else {
-        known->token.special = true;
-        known->token.normalized = known->token.normalized && token.normalized;
-      }
+      add_special_token(std::move(token), files);
     }
+  }
+}
+
+/// The names of extra_special_tokens in the order of the file, which new ids follow.
+std::vector<std::string> names_of_extra_tokens(const std::filesystem::path& config) {
+  std::vector<std::string> names;
+  const auto all = nlohmann::ordered_json::parse(
+      files::read_file(config, "a file of a tokenizer", kMaxBytes), nullptr,
+      /*allow_exceptions=*/false);
+  for (const auto& [name, unused] : all.at(kExtraTokens).items()) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+/// An object, as transformers 4 writes it. Chat templates may use the names.
+void add_extra_tokens(const JsonField& root, const std::filesystem::path& config,
+                      FilesBeside& files) {
+  const JsonField field = root.at(kExtraTokens);
+  if (!field.json().is_object()) {
+    return;
+  }
+  for (const std::string& name : names_of_extra_tokens(config)) {
+    AddedToken token = read_token(field.at(name.c_str()), /*special=*/true);
+    files.special.emplace(name, token.content);
+    add_special_token(std::move(token), files);
   }
 }
 
@@ -140,6 +171,7 @@ void read_ends(const JsonField& root, FilesBeside& files) {
     files.end = files.end.value_or("</s>");
   }
   files.legacy = root.at("legacy").flag_or(true);
+  files.prefix = root.at("add_prefix_space").flag_or(true);
   for (const char* key : kSpecialKeys) {
     if (const auto text = text_of(root, key)) {
       files.special.emplace(key, *text);
@@ -167,12 +199,23 @@ void read_chat_templates(const JsonField& field, FilesBeside& files) {
   });
 }
 
-/// Overrides the configuration's template.
-void read_chat_template_file(const std::filesystem::path& file, FilesBeside& files) {
-  if (std::filesystem::exists(file)) {
-    files.read.push_back(file);
-    files.chat_template = files::read_file(file, "a chat template", kMaxBytes);
+/// Nothing where there is no such file; noted where there is.
+std::optional<std::string> read_template(const std::filesystem::path& file, FilesBeside& files) {
+  if (!std::filesystem::exists(file)) {
+    return std::nullopt;
+  }
+  files.read.push_back(file);
+  return files::read_file(file, "a chat template", kMaxBytes);
+}
+
+/// They override the configuration's templates.
+void read_template_files(const std::filesystem::path& folder, FilesBeside& files) {
+  if (auto text = read_template(folder / "chat_template.jinja", files)) {
+    files.chat_template = std::move(text);
     files.tool_template.reset();
+  }
+  if (auto text = read_template(folder / "additional_chat_templates" / "tool_use.jinja", files)) {
+    files.tool_template = std::move(text);
   }
 }
 
@@ -206,10 +249,11 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
     if (!config.is_null()) {
       const JsonField root(config, "");
       add_special_tokens(root, files);
+      add_extra_tokens(root, folder / "tokenizer_config.json", files);
       read_ends(root, files);
       read_chat_templates(root.at("chat_template"), files);
     }
-    read_chat_template_file(folder / "chat_template.jinja", files);
+    read_template_files(folder, files);
   } catch (const Error& error) {
     fail("the files beside the tokenizer '", tokenizer.string(), "': ", error.what());
   }

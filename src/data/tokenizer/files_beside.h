@@ -19,7 +19,8 @@ struct NamedToken {
 };
 
 /// What transformers reads beside a tokenizer's file: tokenizer_config.json and, where that has no
-/// "added_tokens_decoder", special_tokens_map.json and added_tokens.json; chat_template.jinja.
+/// "added_tokens_decoder", special_tokens_map.json and added_tokens.json; chat_template.jinja and
+/// additional_chat_templates/tool_use.jinja.
 struct FilesBeside {
   std::vector<NamedToken> tokens;    ///< those with ids first, by these
   std::optional<std::string> begin;  ///< the text of bos_token
@@ -28,6 +29,7 @@ struct FilesBeside {
   std::optional<bool> adds_end;
   bool decides_ends = true;  ///< adds_begin and adds_end win over what the tokenizer's file says
   bool legacy = true;        ///< for SentencePiece: each part between special tokens gets a space
+  bool prefix = true;        ///< for SentencePiece, where not legacy: a text begins with a space
   std::map<std::string, std::string> special;  ///< texts by key: "bos_token"
   std::optional<std::string> chat_template;
   std::optional<std::string> tool_template;  ///< for chats that have tools, where it is another

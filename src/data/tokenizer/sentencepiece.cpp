@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,8 @@ constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 /// As a field of a model's protobuf: normalizer_spec { add_dummy_prefix: false }. Behind a model it
 /// is joined with the normalizer_spec that is there.
 constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
+
+constexpr std::string_view kSpace = "\xe2\x96\x81";
 
 /// The library's error for a model: from its status or, for some faults, from an exception.
 std::string load(SentencePieceProcessor& processor, const std::string& model) {
@@ -67,6 +70,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     TESSERA_CHECK(load(within_, model).empty(), "'", path,
                   "' can't be read without its prefix; give another tokenizer.model");
     legacy_ = beside.legacy;
+    prefix_ = legacy_ || beside.prefix;
     add_tokens(beside);
     begin_ = beside.begin ? std::vector{id_of(*beside.begin)} : present(processor_.bos_id());
     end_ = beside.end ? std::vector{id_of(*beside.end)} : present(processor_.eos_id());
@@ -84,10 +88,16 @@ class SentencePieceTokenizer final : public Tokenizer {
         replace_invalid_utf8(text, valid),
         [&](std::string_view part, bool first) {
           const std::vector<int> ids =
-              first || legacy_ ? pieces_of(processor_, part) : pieces_within(part);
+              (first && prefix_) || legacy_ ? pieces_of(processor_, part) : pieces_within(part);
           all.insert(all.end(), ids.begin(), ids.end());
         },
-        [&](TokenId id) { all.push_back(id); });
+        [&](TokenId id) {
+          // transformers takes a space alone, before a special token, for a prefix.
+          if (!prefix_ && all.size() == 1 && special_.contains(id) && is_space(all[0])) {
+            all.clear();
+          }
+          all.push_back(id);
+        });
     return all;
   }
 
@@ -121,6 +131,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       if (id >= 0) {
         tokens.push_back({.content = processor_.IdToPiece(id), .id = static_cast<TokenId>(id)});
         ids_[tokens.back().content] = id;
+        special_.insert(id);
       }
     }
     for (const NamedToken& named : beside.tokens) {
@@ -140,6 +151,10 @@ class SentencePieceTokenizer final : public Tokenizer {
       }
     }
     added_ = AddedTokens(std::move(tokens));
+  }
+
+  bool is_space(std::int64_t id) const {
+    return id < processor_.GetPieceSize() && processor_.IdToPiece(static_cast<int>(id)) == kSpace;
   }
 
   /// The id of a token's text, which may be new: then the next.
@@ -163,7 +178,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   /// Encodes a part that is not the first. The library drops a space before a text; transformers
   /// keeps it by a token before it, whose own pieces are left out.
   std::vector<int> pieces_within(std::string_view part) const {
-    if (!part.starts_with(' ') && !part.starts_with("\xe2\x96\x81")) {
+    if (!part.starts_with(' ') && !part.starts_with(kSpace)) {
       return pieces_of(within_, part);
     }
     const std::string unknown = processor_.IdToPiece(processor_.unk_id());
@@ -175,7 +190,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   void decode_pieces(const std::vector<int>& pieces, std::string& text) const {
     std::string some;
-    const auto status = (text.empty() || legacy_ ? processor_ : within_).Decode(pieces, &some);
+    const auto status =
+        ((prefix_ && text.empty()) || legacy_ ? processor_ : within_).Decode(pieces, &some);
     TESSERA_CHECK(status.ok(),
                   "SentencePiece cannot decode the tokens: ", printable(status.ToString()));
     text += some;
@@ -184,7 +200,9 @@ class SentencePieceTokenizer final : public Tokenizer {
   SentencePieceProcessor processor_;
   SentencePieceProcessor within_;  ///< which begins no text with a space
   bool legacy_ = true;             ///< each part of a text between special tokens gets one
+  bool prefix_ = true;             ///< the first part gets one
   AddedTokens added_;
+  std::set<std::int64_t> special_;           ///< the model's own
   std::map<std::string, std::int64_t> ids_;  ///< of the tokens in added_
   std::vector<std::string> behind_;          ///< texts of those behind the model's own
   std::vector<std::int64_t> begin_, end_;

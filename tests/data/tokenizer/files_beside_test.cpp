@@ -89,6 +89,14 @@ TEST_F(FilesBesideJson, AddTokens) {
   EXPECT_ERROR(OpenWith(config)->encode("<u>"), "has no token for '<'");  // it does not read those
 }
 
+TEST_F(FilesBesideJson, AddExtraSpecialTokensInTheirOrder) {
+  testing::WriteFile(folder_ / "tokenizer_config.json",
+                     R"({"extra_special_tokens": {"z_token": "<x>", "a_token": "<y>"}})");
+  const TokenizerPtr tokenizer = open_tokenizer(folder_.path());
+  EXPECT_EQ(tokenizer->encode("a<y><x>"), (Ids{0, 9, 8}));
+  EXPECT_EQ(tokenizer->decode({0, 9, 8}), "a");
+}
+
 TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
   const auto names = [&] {
     std::vector<std::string> all;

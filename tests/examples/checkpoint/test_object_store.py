@@ -112,3 +112,15 @@ def test_a_store_that_goes_on_failing_is_an_error_and_has_no_step(steps, tmp_pat
     done = programs.run([programs.BIN / "tessera-ckpt", "push", steps, "--put", use["put"], "--list", use["list"]])
     assert done.returncode == 2 and "503" in done.stderr and done.stderr.count("\n") == 1
     assert store.objects == {}
+
+
+def test_slashes_behind_the_prefix_and_a_command_that_writes_nothing(steps, tmp_path):
+    store = Store("none", times=0)
+    use = commands(store, tmp_path)
+    ckpt = programs.BIN / "tessera-ckpt"
+    programs.succeed([ckpt, "push", steps, "--prefix", "run//", "--put", use["put"], "--list", use["list"]])
+    assert store.objects and all(key.startswith("run/step-") for key in store.objects)
+    pull = [ckpt, "pull", tmp_path / "back", "--prefix", "run/", "--list", use["list"], "--get"]
+    done = programs.run([*pull, f"case {{key}} in *.safetensors) ;; *) {use['get']};; esac"])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "0 came, however often" in done.stderr, done.stderr
+    assert "step-" in programs.succeed([*pull, use["get"]]).stdout
