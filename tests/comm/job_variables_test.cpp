@@ -107,13 +107,14 @@ TEST(JobVariables, TimeoutIsInSeconds) {
   EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "soon"}}), "TESSERA_TIMEOUT=soon");
   EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "-1"}}), "TESSERA_TIMEOUT=-1");
   EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "0"}}), "TESSERA_TIMEOUT=0", "above 0");
+  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "2e6"}}), "TESSERA_TIMEOUT=2e6", "above 0 to 1000000");
 }
 
 TEST(JobVariables, TheWatchdogsLimitIsInSecondsAndMayBeZero) {
   EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0.5"}}).watchdog->count(), 500);
   EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0"}}).watchdog->count(), 0);
   EXPECT_FALSE(read({}).watchdog);
-  EXPECT_ERROR(read({{"TESSERA_WATCHDOG", "-1"}}), "TESSERA_WATCHDOG=-1", "from 0 on");
+  EXPECT_ERROR(read({{"TESSERA_WATCHDOG", "-1"}}), "TESSERA_WATCHDOG=-1", "from 0 to 1000000");
 }
 
 TEST(JobVariables, AShortTimeOutIsReportedAfterHalfOfIt) {

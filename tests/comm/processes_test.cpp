@@ -215,6 +215,15 @@ TEST(Processes, ANodeThatIsNotStartedIsNamed) {
                   "which are those that RANK and WORLD_SIZE of tessera-run or torchrun say");
 }
 
+TEST(Processes, AnUnknownHostIsNamed) {
+  const auto alone = RunProcesses(1, "DISABLED_Processes.Rendezvous",
+                                  {.environment = {{"WORLD_SIZE", "2"},
+                                                   {"MASTER_ADDR", "no-such-host.invalid"},
+                                                   {"TESSERA_TIMEOUT", "0.3"}}});
+  EXPECT_CONTAINS(alone[0].output, "MASTER_ADDR=no-such-host.invalid",
+                  "this host is not known here: ");
+}
+
 TEST(Processes, APeerThatDiesAtTheRendezvousIsNamed) {
   const auto processes =
       RunProcesses(2, "DISABLED_Processes.Rank1IsKilledAtTheRendezvous",

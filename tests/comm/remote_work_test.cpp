@@ -3,9 +3,12 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <latch>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -54,6 +57,31 @@ TEST(RemoteWork, CountsForTheTimeOut) {
     std::this_thread::sleep_for(milliseconds(50));
   }
   busy.join();
+}
+
+TEST(GroupWatch, ThreadsThatMakeGroupsAtOnceHaveASlotEach) {
+  constexpr int kThreads = 4;
+  constexpr int kEach = 12;
+  for (int round = 0; round < 20; ++round) {
+    std::latch all_here(kThreads);
+    const WorldWatchPtr world = watch_on_own_host(0, c10::make_intrusive<c10d::HashStore>());
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        all_here.arrive_and_wait();
+        for (int j = 0; j < kEach; ++j) {
+          GroupWatch(world, std::to_string(i) + "." + std::to_string(j), {0, 1});
+        }
+      });
+    }
+    std::ranges::for_each(threads, &std::thread::join);
+    EXPECT_EQ(flight::read(world->own()).groups.size(), std::size_t{kThreads * kEach});
+  }
+}
+
+TEST(Advice, IsGivenOnce) {
+  EXPECT_EQ(advice_behind("rank 1 sleeps"), "; look at what they do instead");
+  EXPECT_EQ(advice_behind("rank 1 gave up after step 3; look for its error"), "");
 }
 
 /// The record has no slot left for it.

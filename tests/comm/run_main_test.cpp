@@ -29,6 +29,11 @@ TEST(RunMainDeathTest, LeavesOutLibtorchsStack) {
               ::testing::ExitedWithCode(1), "^error: [^\n]*mat1 and mat2 shapes[^\n]*\n$");
 }
 
+TEST(RunMainDeathTest, LeavesOutTheStackOfMemoryThatIsNotThere) {
+  EXPECT_EXIT(run_main([] { at::ones({std::int64_t{1} << 46}); }), ::testing::ExitedWithCode(1),
+              "^error: [^\n]*can't allocate memory[^\n]*Cannot allocate memory[^\n]{0,2}\n$");
+}
+
 TEST(RunMainDeathTest, NamesTheRankWhereTheLauncherDoesNot) {
   const auto body = [] {
     unsetenv("TESSERA_JOB_TOKEN");

@@ -63,7 +63,11 @@ TEST(LauncherEnvironment, StartsARankForEachGpuOrCore) {
                    "WORLD_SIZE");
   };
   EXPECT_EQ(size("0,2,5"), "3");
+  EXPECT_EQ(size("0,1,"), "2");
+  EXPECT_EQ(size("0,-1,1"), "1");
+  EXPECT_EQ(size("GPU-8932f937, MIG-7"), "2");
   EXPECT_EQ(size("-1"), std::to_string(std::thread::hardware_concurrency()));
+  EXPECT_EQ(size("NoDevFiles"), std::to_string(std::thread::hardware_concurrency()));
   EXPECT_CONTAINS(Launcher({"--nproc", "many", "--", "true"}).wait().err, "--nproc", "many");
 }
 
@@ -90,6 +94,13 @@ TEST(LauncherEnvironment, OverridesAnOuterJobs) {
   EXPECT_EQ(ValueOf(environment, "RANK"), "0");
   EXPECT_EQ(ValueOf(environment, "WORLD_SIZE"), "1");
   EXPECT_NE(ValueOf(environment, "MASTER_PORT"), "1");
+}
+
+TEST(LauncherEnvironment, LeavesOutTheStoreOfAnOuterTorchrun) {
+  const auto environment = Environment({"--nproc", "1"}, {{"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                          {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(ValueOf(environment, "TORCHELASTIC_USE_AGENT_STORE"), "(none)");
+  EXPECT_EQ(ValueOf(environment, "TORCHELASTIC_RESTART_COUNT"), "(none)");
 }
 
 TEST(LauncherEnvironment, TokenIsTheJobs) {

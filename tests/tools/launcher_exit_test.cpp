@@ -167,6 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, LauncherCommandLine,
     ::testing::Values(
         BadLine{"NoProgram", {"--nproc", "2"}, "no program was given"},
+        BadLine{"EmptyFolderToExplain", {"--explain", ""}, "--explain names no folder"},
+        BadLine{"NoValue", {"--nproc"}, "--nproc has no value behind it"},
         BadLine{"NothingAfterDashes", {"--nproc", "2", "--"}, "no program was given"},
         BadLine{"NegativeRanks", {"--nproc", "-1", "--", "true"}, "--nproc -1 is out of range"},
         BadLine{"RanksInWords", {"--nproc", "two", "--", "true"}, "--nproc two is not a number"},

@@ -124,6 +124,21 @@ TEST(LauncherLogs, AFullFileMakesRoomForTheNext) {
   EXPECT_EQ(lasts, (std::vector{5100, 4096, 3072}));
 }
 
+TEST(LauncherLogs, AnIdIsOneFolder) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(Speak({"--log-dir", folder.path() / "logs", "--rdzv-id", "../a/b"}).code, 0);
+  EXPECT_CONTAINS(JobFolder(folder.path() / "logs").filename().string(), ".._a_b_");
+}
+
+TEST(LauncherLogs, NamesATemporaryFolderThatIsNone) {
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"-r", "1", "true"}, std::vector<std::string>{"true"}}) {
+    const auto result = Launcher(options, {{"TMPDIR", "/nonexistent"}}).wait();
+    EXPECT_EQ(result.code, 2);
+    EXPECT_CONTAINS(result.err, "TMPDIR=/nonexistent is no folder: correct it or give --");
+  }
+}
+
 TEST(LauncherLogs, RefusesAFolderThatCannotBeMade) {
   const TemporaryFolder folder;
   WriteFile(folder / "plain", "text");

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -70,13 +71,33 @@ TEST(LauncherNodes, AreNumberedAsTheyCome) {
   EXPECT_CONTAINS(second.out, "[rank 2] 2/0/4\n", "[rank 3] 3/1/4\n");
 }
 
+TEST(LauncherNodes, TakeAnEmptyTimeoutForNone) {
+  const std::vector<std::string> words{
+      "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", FreePlace(), "true"};
+  Launcher one(words, {{"TESSERA_TIMEOUT", ""}});
+  std::this_thread::sleep_for(300ms);
+  Launcher other(words, {{"TESSERA_TIMEOUT", ""}});
+  EXPECT_EQ(one.wait().code, 0);
+  EXPECT_EQ(other.wait().code, 0);
+}
+
+TEST(LauncherNodes, WaitForAHostThatIsNotKnownYet) {
+  const auto result = Launcher({"--nnodes", "2", "--node-rank", "1", "--max-restarts", "1",
+                                "--rdzv", "no-such-host.invalid:4711", "--timeout", "0.3", "true"})
+                          .wait();
+  EXPECT_EQ(result.code, 2);
+  EXPECT_CONTAINS(result.err, "no node 0 answered at no-such-host.invalid:4711 within 0.3 s: the ",
+                  "host no-such-host.invalid of --rdzv cannot be resolved: ");
+}
+
 TEST(LauncherNodes, AnotherJobsLauncherIsNoNode) {
   const auto place = FreePlace();
   Launcher first(Node(place));
   std::this_thread::sleep_for(300ms);
   const auto stranger = Launcher(Node(place, "another", "2", "0.5")).wait();
   EXPECT_EQ(stranger.code, 2);
-  EXPECT_CONTAINS(stranger.err, "no node 0 answered at " + place + " within 0.5 s");
+  EXPECT_CONTAINS(stranger.err, "no node 0 answered at " + place + " within 0.5 s: a job that ",
+                  "already runs there did not begin again, or one with another --rdzv-id is there");
   EXPECT_EQ(Launcher(Node(place)).wait().code, 0);
   EXPECT_EQ(first.wait().code, 0);
 }
@@ -199,6 +220,73 @@ TEST(LauncherNodes, AreRefusedWithTheSameNumber) {
   kill(other.pid(), SIGTERM);
   one.wait();
   other.wait();
+}
+
+/// A signal must have its default effect again in the meeting before a restart.
+TEST(LauncherNodes, StopWaitingOnRequestBeforeARestart) {
+  const TemporaryFolder folder;
+  const auto words = Again(FreePlace(), folder, "2", "exec sleep 1000", kAnyNumber);
+  Launcher stays(words);
+  std::this_thread::sleep_for(200ms);
+  Launcher goes(words);
+  WaitForFile(folder / "starts");
+  kill(goes.pid(), SIGKILL);
+  goes.wait();
+  while (stays.left_over(0ms).size() > 1) {  // ranks and guardian
+    std::this_thread::sleep_for(10ms);
+  }
+  kill(stays.pid(), SIGTERM);
+  EXPECT_EQ(stays.wait().signal, SIGTERM);
+}
+
+/// Ranks that save where another node has failed are no reason to miss the restart.
+TEST(LauncherNodes, BeginAgainAlsoWhereTheRanksHaveSaved) {
+  const TemporaryFolder folder;
+  const auto place = FreePlace();
+  const auto node = [&](const std::string& number) {
+    return Again(place, folder, "2",
+                 kOnceBegun +
+                     "[ -e $S.failed ] && exit 0; trap 'exit 75' TERM; touch $S.$RANK; "
+                     "while [ ! -e $S.0 -o ! -e $S.1 -o $RANK != 3 ]; do sleep 0.05; done; "
+                     "touch $S.failed; exit 5",
+                 {"--node-rank", number});
+  };
+  Launcher one(node("0"));
+  Launcher other(node("1"));
+  EXPECT_EQ(one.wait().code, 0);
+  EXPECT_EQ(other.wait().code, 0);
+  EXPECT_EQ(ReadFile(folder / "starts"), "4\n4\n");
+}
+
+/// What a process has computed, in ticks of 10 ms.
+int TicksOf(pid_t pid) {
+  std::istringstream fields(ReadFile("/proc/" + std::to_string(pid) + "/stat"));
+  std::string skipped;
+  for (int field = 1; field < 14; ++field) {
+    fields >> skipped;
+  }
+  int user = 0;
+  int system = 0;
+  fields >> user >> system;
+  return user + system;
+}
+
+/// The other node's last word must not keep the launcher busy, which only waits for its reader.
+TEST(LauncherNodes, SleepWhileAReaderStalls) {
+  const TemporaryFolder folder;
+  const auto place = FreePlace();
+  const auto node = [&](const std::string& number) {
+    return Again(place, folder, "2",
+                 "[ $RANK != 1 ] || head -c 600000 /dev/zero | tr '\\0' x | fold; "
+                 "[ $RANK -lt 2 ] || sleep 0.7",
+                 {"--node-rank", number});
+  };
+  Launcher stalled(node("0"));
+  Launcher other(node("1"));
+  EXPECT_EQ(other.wait().code, 0);
+  std::this_thread::sleep_for(500ms);
+  EXPECT_LT(TicksOf(stalled.pid()), 15);
+  EXPECT_EQ(stalled.wait().code, 0);
 }
 
 TEST(LauncherNodes, StopWaitingOnRequest) {

@@ -83,6 +83,32 @@ TEST(LauncherOutput, PassesAnUnfinishedLastLineOn) {
   EXPECT_EQ(RunShell(2, "[ $RANK = 0 ] || printf end").out, "[rank 1] end\n");
 }
 
+TEST(LauncherOutput, SaysThatItCouldNotBeWritten) {
+  const auto run = [](const char* where) {
+    return Launcher({"sh", "-c",
+                     "$RUN --nproc 2 sh -c '[ $RANK = 0 ] || echo out' 2>&1 >" +
+                         std::string(where) + "; echo $?"},
+                    {{"RUN", TESSERA_RUN}})
+        .wait()
+        .out;
+  };
+  EXPECT_EQ(run("/dev/full"),
+            "tessera-run: standard output lacks lines of the ranks: No space left on device\n1\n");
+  EXPECT_EQ(run("/dev/null"), "0\n");
+}
+
+/// A job that runs with one of its standard streams closed; the exit code alone tells of it.
+TEST(LauncherOutput, NeedsNoStandardStreams) {
+  for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const auto run = Launcher({"sh", "-c",
+                               "timeout -s KILL 5 $RUN --nproc 2 sh -c 'echo out; exit 0' " +
+                                   std::string(closed) + "; echo code $?"},
+                              {{"RUN", TESSERA_RUN}})
+                         .wait();
+    EXPECT_CONTAINS(run.out, "code 0\n") << closed;
+  }
+}
+
 TEST(LauncherOutput, LosesNothingOfALargeOutput) {
   const auto out = RunShell(2, "[ $RANK = 0 ] || head -c 3000000 /dev/zero | tr '\\0' x").out;
   EXPECT_EQ(std::count(out.begin(), out.end(), 'x'), 3'000'000);

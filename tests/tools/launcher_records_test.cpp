@@ -52,6 +52,15 @@ TEST(LauncherRecords, AreKeptAndNamedIfTheJobFails) {
   std::filesystem::remove_all(found[1].str());
 }
 
+TEST(LauncherRecords, OtherFilesAreNoReports) {
+  EXPECT_EQ(RunShell(1, "touch $TESSERA_RUN_DIR/notes.txt").err, "");
+  const TemporaryFolder folder;
+  const auto reported = Launcher({"--run-dir", folder.path(), "sh", "-c",
+                                  "touch $TESSERA_RUN_DIR/world-0.rank-0.txt"})
+                            .wait();
+  EXPECT_CONTAINS(reported.err, "what the ranks did last: tessera-run --explain ");
+}
+
 TEST(LauncherRecords, AreWhereTheyAreToBe) {
   const TemporaryFolder folder;
   const std::string given = (folder / "new" / "run").string();

@@ -102,6 +102,37 @@ TEST_F(LauncherSignal, SaysThatTheJobHasSaved) {
   EXPECT_EQ(launcher.wait().code, 75);
 }
 
+TEST_F(LauncherSignal, SaysThatTheJobHasSavedWhereOtherRanksHadEndedWell) {
+  Launcher launcher(
+      Job(2, "[ $RANK = 0 ] || exit 0; while :; do sleep 0.05; done", "trap 'exit 75' TERM"));
+  WaitForRanks(2);
+  kill(launcher.pid(), SIGTERM);
+  EXPECT_EQ(launcher.wait().code, 75);
+}
+
+// Rank 0 asks the launcher to stop as soon as that has noticed the end of rank 1.
+TEST_F(LauncherSignal, ReportsAFailureJustBeforeTheStop) {
+  const auto pid = (folder_ / "pid").string();
+  const auto result =
+      Launcher(Job(2, "[ $RANK = 0 ] || { echo $$ > " + pid + ".new; mv " + pid + ".new " + pid +
+                          "; exit 3; }; while [ ! -e " + pid + " ]; do :; done; P=$(cat " + pid +
+                          "); while kill -0 $P 2>&-; do :; done; kill -TERM $PPID; sleep 1000"))
+          .wait();
+  EXPECT_EQ(result.code, 128 + SIGTERM);
+  EXPECT_CONTAINS(result.err, ") exited with code 3; ending the other ranks\n",
+                  "tessera-run: got SIGTERM, ending the job\n");
+}
+
+// bash -c "tessera-run ... > >(tee log)" becomes the launcher, whose child tee is then.
+TEST_F(LauncherSignal, SparesChildrenFromBeforeItsExec) {
+  const auto result = Launcher({"bash", "-c",
+                                "bash -c 'sleep 1000 & echo $! > $DIR/pid; exec $RUN true'; "
+                                "kill -0 $(cat $DIR/pid) && echo spared"},
+                               {{"RUN", TESSERA_RUN}, {"DIR", folder_.path()}})
+                          .wait();
+  EXPECT_EQ(result.out, "spared\n") << result.err;
+}
+
 TEST_F(LauncherSignal, PassesUserSignalsOn) {
   Launcher launcher(Job(1, "while :; do sleep 0.05; done", "trap 'echo noted; exit 0' USR1"));
   WaitForRanks(1);
@@ -117,6 +148,17 @@ TEST_F(LauncherSignal, LeavesNothingWhenItIsKilled) {
   kill(launcher.pid(), SIGKILL);
   EXPECT_EQ(launcher.wait().signal, SIGKILL);
   EXPECT_TRUE(launcher.left_over().empty());
+}
+
+TEST_F(LauncherSignal, LeavesNoEmptyFolderWhenItIsKilled) {
+  Launcher launcher({"sh", "-c", ": > " + (folder_ / "up").string() + "; sleep 1000"},
+                    {{"TMPDIR", folder_.path()}});
+  WaitForFile(folder_ / "up");
+  kill(launcher.pid(), SIGKILL);
+  launcher.wait();
+  EXPECT_TRUE(launcher.left_over().empty());
+  std::filesystem::remove(folder_ / "up");
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
 TEST_F(LauncherSignal, EndsTheJobWhenARankIsKilled) {

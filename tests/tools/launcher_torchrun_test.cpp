@@ -129,7 +129,8 @@ TEST_P(LauncherTorchrunRefusal, IsOneLine) {
 INSTANTIATE_TEST_SUITE_P(
     All, LauncherTorchrunRefusal,
     ::testing::Values(
-        Refused{"Range", {"--nnodes", "3:2"}, {}, "--nnodes 3:2 is out of range: 1 to 2"},
+        Refused{
+            "Range", {"--nnodes", "3:2"}, {}, "--nnodes 3:2 has more nodes at least than at most"},
         Refused{"HalfARange", {}, {{"PET_NNODES", "1:"}}, "PET_NNODES=1: is not a number from 1"},
         Refused{"Words", {}, {{"PET_NNODES", "two"}}, "PET_NNODES=two is not a number from 1"},
         Refused{"Zero", {"--nnodes", "0"}, {}, "--nnodes 0 is out of range"},
@@ -156,7 +157,29 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"Gpu", {"--nproc-per-node", "gpu"}, {{"CUDA_VISIBLE_DEVICES", ""}}, "has no GPU"},
         Refused{"Xpu", {"--nproc-per-node", "xpu"}, {}, "--nproc xpu is not a number"},
         Refused{"Streams", {"--tee", "0:4"}, {}, "--tee 0:4 is neither"},
-        Refused{"Filter", {"--local-ranks-filter", "0,x"}, {}, "is no list of local ranks"}),
+        Refused{"Filter", {"--local-ranks-filter", "0,x"}, {}, "is no list of local ranks"},
+        Refused{"FilterOfNoRank",
+                {"--local-ranks-filter", "1"},
+                {},
+                "--local-ranks-filter 1 names local rank 1, and this node's are 0 to 0"},
+        Refused{"StreamsOfNoRank", {"--tee", "2:3"}, {}, "--tee 2:3 names local rank 2"},
+        Refused{"StreamsTwice", {"--redirects", "0:3,0:1"}, {}, "names local rank 0 twice"},
+        Refused{"TooManyRanks",
+                {"--nnodes", "1000000", "--nproc", "4096", "--rdzv", "a:1"},
+                {},
+                "--nnodes 1000000 of --nproc 4096 are more than 2147483647 ranks"},
+        Refused{"EndlessTimeout", {"--timeout", "inf"}, {}, "inf is no number of seconds above 0"},
+        Refused{"LongTimeout",
+                {},
+                {{"TESSERA_TIMEOUT", "2e6"}},
+                "TESSERA_TIMEOUT=2e6 is no number of seconds above 0 to 1000000"},
+        Refused{"LongConfiguration",
+                {"--rdzv-conf", "join_timeout=1e300"},
+                {},
+                "is no number of seconds from 0 to 1000000"},
+        Refused{"NoHost", {"--rdzv", ":29500"}, {}, "--rdzv :29500 names no host"},
+        Refused{"EmptyHost", {"--master-addr", ""}, {}, "--master-addr names no host"},
+        Refused{"EmptyLogFolder", {"--log-dir", ""}, {}, "--log-dir names no folder"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(LauncherTorchrun, SaysHowToStartAScript) {

@@ -9,6 +9,7 @@
 
 #include "meeting.h"
 #include "options.h"
+#include "process/file_descriptor.h"
 #include "process/rank_logs.h"
 #include "process/rank_process.h"
 #include "rendezvous.h"
@@ -61,6 +62,7 @@ int run_job(const run::Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  run::fill_standard_streams();
   try {
     // Nothing after --help, which has been printed.
     const auto options = run::parse_options(argc, argv);

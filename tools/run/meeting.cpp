@@ -195,8 +195,11 @@ Meeting number_nodes(FileDescriptor listener, const Options& options, int round)
   return meeting;
 }
 
-// Empty where no launcher listens yet.
+// Empty where no launcher listens yet, or its host is not known yet.
 FileDescriptor connect_to(const Options& options, Clock::time_point end) {
+  if (!why_unknown(options.host).empty()) {
+    return {};
+  }
   const auto addresses = find_addresses(options);
   for (const auto* a = addresses.get(); a != nullptr; a = a->ai_next) {
     FileDescriptor socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -224,11 +227,25 @@ std::optional<std::string> ask_node_zero(int node, const Options& options, const
   return answer == kWelcome ? read_line(node, wait.end()) : answer;
 }
 
+// `connected`: something that listens there has not answered.
+[[noreturn]] void fail_without_node_zero(const Options& options, const Wait& wait, bool connected) {
+  const std::string unknown = why_unknown(options.host);
+  fail("no node 0 answered at ", place_of(options), " within ", wait.seconds(), " s: ",
+       !unknown.empty() ? "the host " + options.host + " of --rdzv cannot be resolved: " + unknown
+       : connected
+           ? "a job that already runs there did not begin again, or one with another --rdzv-id is "
+             "there: wait longer with --rdzv-conf join_timeout=S, or give this job another port"
+           : "start tessera-run on that host too, with the same --rdzv-id");
+}
+
 Meeting ask_for_number(const Options& options) {
   Wait wait(options);
+  bool connected = false;
   while (!wait.is_over()) {
     wait.tell("waits for node 0 at " + place_of(options));
-    if (FileDescriptor node = connect_to(options, wait.end())) {
+    FileDescriptor node = connect_to(options, wait.end());
+    connected = static_cast<bool>(node);
+    if (connected) {
       if (const auto answer = ask_node_zero(node.get(), options, wait)) {
         Meeting meeting;
         std::istringstream numbers(*answer);
@@ -241,8 +258,7 @@ Meeting ask_for_number(const Options& options) {
     }
     std::this_thread::sleep_for(kNap);
   }
-  fail("no node 0 answered at ", place_of(options), " within ", wait.seconds(),
-       " s: start tessera-run on that host too, with the same --rdzv-id");
+  fail_without_node_zero(options, wait, connected);
 }
 
 }  // namespace

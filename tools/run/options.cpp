@@ -50,7 +50,9 @@ Words split_words(const CLI::App& app, int argc, const char* const* argv) {
   int next = 1;
   for (; next < argc && argv[next][0] == '-' && std::string_view(argv[next]) != "--"; ++next) {
     words.own.push_back(with_dashes(argv[next]));
-    if (takes_next(app, words.own.back()) && next + 1 < argc) {
+    if (takes_next(app, words.own.back())) {
+      TESSERA_CHECK(next + 1 < argc, argv[next],
+                    " has no value behind it (tessera-run --help lists the options)");
       words.own.emplace_back(argv[++next]);
     }
   }
@@ -210,10 +212,9 @@ int read_restarts(const CLI::App& app) {
 
 // KEY=SECONDS,...: torchrun's names of the two times that launchers have.
 void read_meeting_times(const CLI::App& app, Options& options) {
-  const char* timeout = std::getenv("TESSERA_TIMEOUT");
-  if (!options.timeout.empty() || timeout != nullptr) {
-    options.join_timeout = std::chrono::duration<double>(
-        std::strtod(options.timeout.empty() ? timeout : options.timeout.c_str(), nullptr));
+  if (const auto timeout = find_setting(app, "--timeout", "TESSERA_TIMEOUT")) {
+    options.join_timeout =
+        std::chrono::duration<double>(seconds_of(*timeout, /*may_be_zero=*/false));
   }
   const auto setting = find_setting(app, "--rdzv-conf", "PET_RDZV_CONF");
   std::istringstream pairs(setting ? setting->value : "");
@@ -243,20 +244,18 @@ std::chrono::duration<double> read_grace(const CLI::App& app) {
   if (!setting) {
     return Options().grace;
   }
-  constexpr double kLongest = 1e6;
-  const double seconds = seconds_of(*setting, /*may_be_zero=*/true);
-  TESSERA_CHECK(seconds <= kLongest, setting->text, " is more than ", kLongest, " seconds");
-  return std::chrono::duration<double>(seconds);
+  return std::chrono::duration<double>(seconds_of(*setting, /*may_be_zero=*/true));
 }
 
-LogOptions read_logs(const CLI::App& app) {
+LogOptions read_logs(const CLI::App& app, int nproc) {
   LogOptions logs;
   const auto folder = find_setting(app, "--log-dir", "PET_LOG_DIR");
   const auto redirects = find_setting(app, "--redirects", "PET_REDIRECTS");
   const auto tee = find_setting(app, "--tee", "PET_TEE");
+  TESSERA_CHECK(!folder || !folder->value.empty(), "--log-dir names no folder: its value is empty");
   logs.folder = folder ? folder->value : "";
-  logs.redirects = redirects ? Streams(*redirects) : Streams();
-  logs.tee = tee ? Streams(*tee) : Streams();
+  logs.redirects = redirects ? Streams(*redirects, nproc) : Streams();
+  logs.tee = tee ? Streams(*tee, nproc) : Streams();
   if (const auto size = find_setting(app, "--log-size")) {
     logs.file_bytes = std::int64_t{integer_of(*size, 0, std::numeric_limits<int>::max())} << 20;
   }
@@ -264,7 +263,7 @@ LogOptions read_logs(const CLI::App& app) {
     logs.tee = Streams::all();
   }
   if (const auto shown = find_setting(app, "--local-ranks-filter", "PET_LOCAL_RANKS_FILTER")) {
-    logs.shown = local_ranks(*shown);
+    logs.shown = local_ranks(*shown, nproc);
   }
   return logs;
 }
@@ -279,6 +278,9 @@ Options read_options(const CLI::App& app) {
   Options options;
   options.nproc = read_nproc(app);
   const Place place = read_place(app);
+  constexpr int kMost = std::numeric_limits<int>::max();
+  TESSERA_CHECK(options.nproc <= kMost / place.nnodes, "--nnodes ", place.nnodes, " of --nproc ",
+                options.nproc, " are more than ", kMost, " ranks: give fewer nodes");
   options.nnodes = place.nnodes;
   options.min_nodes = place.min_nodes;
   options.place_is_shared = place.nnodes > 1;
@@ -290,7 +292,7 @@ Options read_options(const CLI::App& app) {
   options.timeout = read_seconds(app, "--timeout", /*may_be_zero=*/false);
   options.watchdog = read_seconds(app, "--watchdog", /*may_be_zero=*/true);
   options.run_dir = value_of(app, "--run-dir", "TESSERA_RUN_DIR");
-  options.logs = read_logs(app);
+  options.logs = read_logs(app, options.nproc);
   options.grace = read_grace(app);
   options.restarts = read_restarts(app);
   read_meeting_times(app, options);
@@ -332,6 +334,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (const auto folder = find_setting(app, "--explain")) {
     Options options;
     options.explain = folder->value;
+    TESSERA_CHECK(!options.explain.empty(),
+                  "--explain names no folder: give the one that the watchdog or tessera-run named");
     return options;
   }
   TESSERA_CHECK(!words.program.empty() && !words.program.front().empty(),

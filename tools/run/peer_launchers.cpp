@@ -1,6 +1,7 @@
 #include "peer_launchers.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <utility>
@@ -13,6 +14,12 @@ constexpr std::size_t kLongest = 1024;
 constexpr char kEnd = '.';
 
 }  // namespace
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
 
 PeerLaunchers::PeerLaunchers(std::vector<FileDescriptor> sockets) : sockets_(std::move(sockets)) {}
 

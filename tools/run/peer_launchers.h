@@ -13,6 +13,9 @@
 
 namespace tessera::run {
 
+/// This node's name: with several nodes a pid alone does not say where to look.
+std::string host_name();
+
 class PeerLaunchers {
  public:
   /// Connected to one another: on node 0 all others, there node 0. None where the launchers of a

@@ -31,16 +31,6 @@ int look_up(const std::string& host, int port, int flags, addrinfo*& found) {
                      &found);
 }
 
-// What a name service says of one that it does not know yet.
-bool is_known(const std::string& host) {
-  addrinfo* found = nullptr;
-  const int error = look_up(host, 0, 0, found);
-  if (error == 0) {
-    freeaddrinfo(found);
-  }
-  return error != EAI_NONAME && error != EAI_AGAIN;
-}
-
 // Throws Error for an unknown host. An empty one with AI_PASSIVE stands for every interface.
 AddressList resolve(const std::string& host, int port, int flags) {
   addrinfo* found = nullptr;
@@ -106,8 +96,17 @@ std::map<std::string, std::string> own_environment() {
 
 }  // namespace
 
+std::string why_unknown(const std::string& host) {
+  addrinfo* found = nullptr;
+  const int error = look_up(host, 0, 0, found);
+  if (error == 0) {
+    freeaddrinfo(found);
+  }
+  return error == EAI_NONAME || error == EAI_AGAIN ? gai_strerror(error) : "";
+}
+
 void wait_for_host(const Options& options) {
-  if (options.node_rank != 0 || is_known(options.host)) {
+  if (options.node_rank != 0 || why_unknown(options.host).empty()) {
     return;
   }
   const double limit = options.timeout.empty() ? 60 : std::min(60.0, std::stod(options.timeout));
@@ -116,7 +115,7 @@ void wait_for_host(const Options& options) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit);
   do {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  } while (!is_known(options.host) && std::chrono::steady_clock::now() < end);
+  } while (!why_unknown(options.host).empty() && std::chrono::steady_clock::now() < end);
 }
 
 AddressList find_addresses(const Options& options) {
@@ -211,8 +210,12 @@ std::vector<std::string> rank_environment(const Options& options, const Rendezvo
       variables[name] = value;
     }
   }
-  // One that the launcher itself inherited names a descriptor which its ranks do not have.
-  variables.erase("TESSERA_STORE_FD");
+  // What the launcher itself inherited as a rank names a descriptor which its ranks do not have,
+  // and a store of torchrun's that is not this job's.
+  for (const char* name :
+       {"TESSERA_STORE_FD", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"}) {
+    variables.erase(name);
+  }
   if (rank == 0) {
     variables["TESSERA_STORE_FD"] = std::to_string(rendezvous.listener.get());
   }

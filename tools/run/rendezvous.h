@@ -20,6 +20,9 @@ using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 /// The addresses of the host and port where the ranks meet. Throws Error for an unknown host.
 AddressList find_addresses(const Options& options);
 
+/// What a name service says of a host that it does not know yet; "" of one that it knows.
+std::string why_unknown(const std::string& host);
+
 /// A socket that listens there; empty, with errno, where the host is another machine or the port is
 /// in use. Throws Error for an unknown host.
 FileDescriptor try_listen(const Options& options);
@@ -46,7 +49,7 @@ Rendezvous make_rendezvous(const Options& options, FileDescriptor listener);
 
 /// A random word that the ranks of a job share, so that they can refuse connections from outside of
 /// it. TESSERA_JOB_TOKEN if it is set; for several nodes --rdzv-id, which may be empty: they have
-/// no other common source for it. Starts after the first add their number.
+/// no other common source for it. Where launchers meet, starts after the first add their number.
 std::string job_token(const Options& options);
 
 /// The environment of a rank, as "NAME=value": this process's own with the job's variables set.

@@ -3,17 +3,33 @@
 #include <stdlib.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "tessera/core/error.h"
 
 namespace tessera::run {
 
+std::filesystem::path folder_for_temporary(const char* option) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::temp_directory_path(error);
+  std::string asked = "/tmp";
+  for (const char* name : {"TMPDIR", "TMP", "TEMP", "TEMPDIR"}) {  // as the library looks
+    if (const char* value = std::getenv(name)) {
+      asked = std::string(name) + "=" + value;
+      break;
+    }
+  }
+  TESSERA_CHECK(!error, asked, " is no folder: correct it or give ", option);
+  return path;
+}
+
 RunFolder::RunFolder(const std::string& given, bool shared)
     : path_(given), temporary_(given.empty()) {
   if (temporary_) {
-    path_ = (std::filesystem::temp_directory_path() / "tessera-run-XXXXXX").string();
+    path_ = (folder_for_temporary("--run-dir") / "tessera-run-XXXXXX").string();
     TESSERA_CHECK(mkdtemp(path_.data()) != nullptr, "cannot make a folder ", path_, ": ",
                   std::strerror(errno), ": give --run-dir one that can be written");
     return;
@@ -51,7 +67,9 @@ bool RunFolder::has_reports() const {
 bool RunFolder::has_files(const std::string& extension) const {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
-    if (entry.path().extension() == extension) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("world-") && name.find(".rank-") != std::string::npos &&
+        name.ends_with(extension)) {
       return true;
     }
   }

@@ -2,9 +2,14 @@
 
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 namespace tessera::run {
+
+/// Where temporary files go. Throws Error, with the option that makes it unneeded, if that is no
+/// folder.
+std::filesystem::path folder_for_temporary(const char* option);
 
 /// The folder of the ranks' flight records. A given one is made if needed and stays; else a
 /// temporary one is made, which goes with this object unless keep() was called.
@@ -20,6 +25,8 @@ class RunFolder {
   ~RunFolder();
 
   const std::string& path() const { return path_; }
+  /// "": it stays.
+  std::string temporary_path() const { return temporary_ ? path_ : ""; }
   /// Whether there is anything that `--explain` can read.
   bool has_records() const;
   /// Whether a watchdog has reported a hang.
@@ -28,6 +35,7 @@ class RunFolder {
 
  private:
   void make();
+  /// Files `world-W.rank-R` with this extension.
   bool has_files(const std::string& extension) const;
 
   std::string path_;

@@ -7,10 +7,11 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <string>
 
@@ -32,13 +33,6 @@ constexpr auto kSettleTime = 150ms;
 constexpr auto kHoldTime = 200ms;
 constexpr auto kTermTime = 1000ms;
 
-// With several nodes a pid alone does not say where to look.
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 }  // namespace
 
 Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start, Meeting meeting)
@@ -46,19 +40,22 @@ Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start,
       listener_(std::move(meeting.listener)),
       peers_(std::move(meeting.peers)),
       run_folder_(options.run_dir, /*shared=*/options.nnodes > 1),
+      spared_(children_of_this_process()),
+      guardian_(run_folder_.temporary_path()),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
       errors_(err_, options.nproc == 1 ? 0ms : kHoldTime, options.nproc),
       routes_(options_, logs, start, out_, errors_) {
   // Processes that ranks started and left behind become our children, so that we can end them too.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
+  spared_.insert(guardian_.pid());
 }
 
 Supervisor::~Supervisor() {
   // Also after an exception, such as a program that cannot be run on the third rank: the ranks that
   // were started by then must not stay.
   signal_ranks(SIGKILL);
-  end_children_but(guardian_.pid());
+  end_children_but(spared_);
 }
 
 void Supervisor::start() {
@@ -100,7 +97,7 @@ Supervisor::Outcome Supervisor::run() {
   }
   // Before the relays are finished: a process that a rank left behind could still write to its
   // pipe.
-  end_children_but(guardian_.pid());
+  end_children_but(spared_);
   std::ranges::for_each(relays(), &LineRelay::finish);
   errors_.release_all();
   flush();
@@ -112,6 +109,7 @@ Supervisor::Outcome Supervisor::run() {
   deadline_.reset();
   Outcome result = outcome();
   result.failed &= drain();
+  result.code = note_lost_output(result.code);
   if (!result.failed) {
     peers_.tell_end();
   }
@@ -119,9 +117,13 @@ Supervisor::Outcome Supervisor::run() {
 }
 
 Supervisor::Outcome Supervisor::outcome() const {
-  const auto has_stopped = [](const auto& rank) { return rank->status->stopped(); };
-  // Also after a signal to the launcher: the caller should know that the job was saved.
-  if (std::ranges::all_of(ranks_, has_stopped)) {
+  const bool any_stopped =
+      std::ranges::any_of(ranks_, [](const auto& rank) { return rank->status->stopped(); });
+  const bool in_order = std::ranges::all_of(
+      ranks_, [](const auto& rank) { return rank->status->ok() || rank->status->stopped(); });
+  // Also after a signal to the launcher: the caller should know that the job was saved. Not where
+  // the launcher has stopped its ranks for another node, with which it meets again.
+  if (any_stopped && in_order && failure_elsewhere_.empty()) {
     return {kStoppedExitCode, false};
   }
   if (stop_signal_ != 0) {
@@ -133,7 +135,7 @@ Supervisor::Outcome Supervisor::outcome() const {
   if (!failure_elsewhere_.empty()) {
     return {EXIT_FAILURE, true};
   }
-  return {std::ranges::any_of(ranks_, has_stopped) ? kStoppedExitCode : 0, false};
+  return {0, false};
 }
 
 void Supervisor::wait_for_events() {
@@ -226,6 +228,9 @@ void Supervisor::take_signals() {
         continue;
       }
       stop_signal_ = *signal;
+      if (stage_ == Stage::kSettling) {
+        report_failure();  // what follows skips the report at the end of that stage
+      }
       say("got " + signal_name(*signal) + ", ending the job" +
           (*signal == SIGINT ? " (again to kill it)" : ""));
       // The same signal, so that a program's own handler sees what was meant.
@@ -334,21 +339,29 @@ void Supervisor::signal_ranks(int signal) {
 // Writes the rest of the output. A slow reader may take its time, unless the launcher is asked to
 // stop.
 bool Supervisor::drain() {
-  flush();
-  while (std::ranges::any_of(sinks(), &OutputSink::pending)) {
-    wait_for_events();
+  for (;;) {
     flush();
     while (const auto signal = signals_.next()) {
       if (is_stop_signal(*signal)) {
         return false;
       }
     }
+    if (std::ranges::none_of(sinks(), &OutputSink::pending)) {
+      return true;
+    }
+    wait_for_events();
+    peers_.failure();  // read, or poll() would return at once; the outcome is known
   }
-  return true;
 }
 
-bool Supervisor::all_ended() const {
-  return std::ranges::all_of(ranks_, [](const auto& rank) { return rank->status.has_value(); });
+// A reader that has gone wanted no more.
+int Supervisor::note_lost_output(int code) {
+  if (out_.error() == 0 || out_.error() == EPIPE) {
+    return code;
+  }
+  say("standard output lacks lines of the ranks: " + std::string(std::strerror(out_.error())));
+  drain();
+  return code == 0 ? EXIT_FAILURE : code;
 }
 
 int Supervisor::poll_timeout() const {
@@ -379,14 +392,6 @@ std::vector<OutputSink*> Supervisor::sinks() {
   std::vector<OutputSink*> all = routes_.sinks();
   all.insert(all.end(), {&out_, &err_});
   return all;
-}
-
-void Supervisor::flush() {
-  std::ranges::for_each(sinks(), &OutputSink::flush);
-}
-
-void Supervisor::say(const std::string& text) {
-  err_.add("tessera-run: " + text + "\n");
 }
 
 }  // namespace tessera::run

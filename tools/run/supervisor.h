@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +35,8 @@ class Supervisor {
   /// How a job ended.
   struct Outcome {
     /// The launcher's exit code: 0; kStoppedExitCode where ranks ended with that; the failing
-    /// rank's code or 128 + its signal; or 128 + the signal that stopped the launcher.
+    /// rank's code or 128 + its signal; 128 + the signal that stopped the launcher; or 1 where
+    /// output was lost or another node failed.
     int code = 0;
     bool failed = false;  ///< by itself: not because the launcher was told to stop
   };
@@ -82,19 +85,25 @@ class Supervisor {
   void signal_ranks(int signal);
   // False if the launcher was asked to stop meanwhile.
   bool drain();
-  bool all_ended() const;
+  // Says so where lines for the standard output could not be written; returns the exit code.
+  int note_lost_output(int code);
+  bool all_ended() const {
+    return std::ranges::all_of(ranks_, [](const auto& rank) { return rank->status.has_value(); });
+  }
   Outcome outcome() const;
   int poll_timeout() const;
   std::vector<LineRelay*> relays();
   std::vector<OutputSink*> sinks();
-  void flush();
+  void flush() { std::ranges::for_each(sinks(), &OutputSink::flush); }
   void start_rank_of(int local_rank, const RankCommand& command);
-  void say(const std::string& text);
+  void say(const std::string& text) { err_.add("tessera-run: " + text + "\n"); }
 
   Options options_;
   FileDescriptor listener_;
   PeerLaunchers peers_;
   RunFolder run_folder_;
+  // Children that are not the job's: those from before an exec of the launcher, and the guardian.
+  std::set<pid_t> spared_;
   // Made before the signals are blocked and any rank is started: it is a fork of this process.
   Guardian guardian_;
   SignalQueue signals_;

@@ -46,17 +46,25 @@ std::string address_of_interface(const std::string& name) {
        "`ip address` lists them");
 }
 
-/// The address that the kernel would send from; connecting a UDP socket sends nothing.
-std::string source_address_towards(const std::string& peer) {
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// Empty, with getaddrinfo()'s `error`, for an unknown host.
+AddressList look_up(const std::string& host, int& error) {
   addrinfo hints{};
   // The port "1" below is a placeholder: the route depends on the host alone.
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* first = nullptr;
-  const int error = getaddrinfo(peer.c_str(), "1", &hints, &first);
+  error = getaddrinfo(host.c_str(), "1", &hints, &first);
+  return {error == 0 ? first : nullptr, &freeaddrinfo};
+}
+
+/// The address that the kernel would send from; connecting a UDP socket sends nothing.
+std::string source_address_towards(const std::string& peer) {
+  int error = 0;
+  const AddressList list = look_up(peer, error);
   TESSERA_CHECK(error == 0, "MASTER_ADDR=", peer, ": ", gai_strerror(error),
                 "; set it to the host of rank 0");
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(first, &freeaddrinfo);
-  for (const addrinfo* entry = first; entry != nullptr; entry = entry->ai_next) {
+  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     const int fd = socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
@@ -125,6 +133,12 @@ std::string routable_address(const std::string& peer) {
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards MASTER_ADDR=", peer, "; set GLOO_SOCKET_IFNAME to the interface to use");
   return address;
+}
+
+std::string why_unknown(const std::string& host) {
+  int error = 0;
+  look_up(host, error);
+  return error == 0 ? "" : gai_strerror(error);
 }
 
 bool is_loopback(const std::string& address) {

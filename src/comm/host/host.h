@@ -16,6 +16,9 @@ std::string host_identity();
 /// of the one that routes to `peer`. Throws Error if there is none but loopback.
 std::string routable_address(const std::string& peer);
 
+/// What a name service says of a host that it does not know; "" of one that it knows.
+std::string why_unknown(const std::string& host);
+
 /// True for "localhost" and 127.0.0.0/8.
 bool is_loopback(const std::string& address);
 

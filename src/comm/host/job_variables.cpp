@@ -137,8 +137,8 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   constexpr double kMost = 1e6;
   const bool in_range = (seconds > 0 || (may_be_zero && seconds == 0)) && seconds <= kMost;
   TESSERA_CHECK(*end == '\0' && in_range, "environment variable ", name, "=", *text,
-                ": not a number of seconds ", may_be_zero ? "from 0 on" : "above 0",
-                "; correct or unset it");
+                ": not a number of seconds ", may_be_zero ? "from 0" : "above 0",
+                " to 1000000; correct or unset it");
   constexpr double kMillisecondsPerSecond = 1000;
   // Rounded up, so that a tiny value does not become 0.
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));

@@ -129,7 +129,7 @@ class Arrivals {
 
 /// The node whose ranks these are; nullopt if they are not all the ranks of one.
 std::optional<int> node_of(const JobVariables& job, const std::vector<int>& ranks) {
-  if (job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
+  if (ranks.empty() || job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
     return std::nullopt;
   }
   const int node = ranks.front() / job.local_size;
@@ -153,8 +153,9 @@ std::string waiting_text(const JobVariables& job, const std::vector<int>& missin
   const auto node = node_of(job, missing);
   return detail::concat(
       "tessera: rank ", job.rank, " waits for ",
-      node ? detail::concat("node ", *node, " of ", job.size / job.local_size, " (", ranks, ")")
-           : detail::concat(ranks, " of ", job.size),
+      missing.empty() ? "the store"
+      : node ? detail::concat("node ", *node, " of ", job.size / job.local_size, " (", ranks, ")")
+             : detail::concat(ranks, " of ", job.size),
       " at ", job.address, ":", job.port, ", as ", job.launcher, " say\n");
 }
 

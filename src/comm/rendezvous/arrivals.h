@@ -29,7 +29,7 @@ std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& j
 bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
 
 /// "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT, as RANK and WORLD_SIZE of
-/// tessera-run or torchrun say".
+/// tessera-run or torchrun say". Without ranks: "for the store".
 std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
 
 }  // namespace tessera::comm

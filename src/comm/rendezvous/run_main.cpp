@@ -2,6 +2,8 @@
 
 #include "tessera/comm/run_main.h"
 
+#include <c10/util/Exception.h>
+
 #include <exception>
 #include <string>
 
@@ -30,6 +32,8 @@ int run_main(const std::function<void()>& body) {
   try {
     body();
     return 0;
+  } catch (const c10::Error& error) {
+    tessera::end_program(name_of_rank() + "error", error.what_without_backtrace());
   } catch (const std::exception& error) {
     tessera::end_program(name_of_rank() + "error", error.what());
   }

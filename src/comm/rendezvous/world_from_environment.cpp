@@ -151,9 +151,9 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// Those that start with rank 0's store.
+/// Those that start with rank 0's store; for rank 0, which has none to wait for, none.
 std::vector<int> ranks_of_first_node(const JobVariables& job) {
-  return ranks_of_world(std::max(job.local_size, 1));
+  return job.rank == 0 ? std::vector<int>() : ranks_of_world(std::max(job.local_size, 1));
 }
 
 /// Runs on a thread that can be left behind, since the client waits without end. The thread has its
@@ -184,9 +184,10 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
     return connect_in_time(job, options);
   } catch (const std::exception& error) {
+    const std::string unknown = why_unknown(job.address);
     fail("rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
          " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
-         first_line(error.what()),
+         unknown.empty() ? first_line(error.what()) : "this host is not known here: " + unknown,
          "; check both variables and that rank 0 runs and the port is free; that there are other "
          "ranks say ",
          job.launcher);

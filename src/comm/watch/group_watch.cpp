@@ -1,6 +1,7 @@
 #include "watch/group_watch.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "group_info.h"
@@ -23,8 +24,11 @@ std::string ranks_that_fit(std::vector<int> ranks, std::size_t most) {
   return text;
 }
 
+/// Threads that make groups at the same time get a slot each.
 flight::GroupSlot* take_slot(flight::Record& record, std::uint64_t id, const std::string& name,
                              const std::vector<int>& ranks) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   for (flight::GroupSlot& slot : record.groups) {
     if (slot.id.load() == 0) {
       flight::GroupLabel label;

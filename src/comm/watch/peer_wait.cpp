@@ -146,8 +146,8 @@ void PeerWait::fail_late(const std::vector<int>& missing) const {
     text += "; on other hosts " + far;
   }
   const bool known = !missing.empty() || !far.empty();
-  fail_because(text + (known ? "; look at what they do instead"
-                             : "; look for the first error among the others"));
+  fail_because(text +
+               (known ? advice_behind(text) : "; look for the first error among the others"));
 }
 
 }  // namespace tessera::comm

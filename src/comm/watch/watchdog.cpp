@@ -369,11 +369,11 @@ void Watchdog::end_if_late(const flight::Call& call) {
   }
   const std::string limit = " within " + std::to_string(settings.timeout.count()) + " ms";
   const std::vector<int> missing = missing_from(call, watch_.reports(), settings.rank);
-  end_process(call, missing.empty()
-                        ? "all ranks have come, and it did not end" + limit +
-                              "; look at the network, and at what NCCL_DEBUG=INFO shows"
-                        : "rank(s) " + join(missing) + " did not arrive" + limit + ": " +
-                              watch_.what_they_do(missing) + "; look at what they do instead");
+  const std::string doings = watch_.what_they_do(missing);
+  end_process(call, missing.empty() ? "all ranks have come, and it did not end" + limit +
+                                          "; look at the network, and at what NCCL_DEBUG=INFO shows"
+                                    : "rank(s) " + join(missing) + " did not arrive" + limit +
+                                          ": " + doings + advice_behind(doings));
 }
 
 bool Watchdog::is_on_device(const flight::Call& call) {

@@ -152,6 +152,10 @@ std::string run_folder() {
   return environment_variable("TESSERA_RUN_DIR").value_or("");
 }
 
+std::string advice_behind(const std::string& what_they_do) {
+  return what_they_do.ends_with("look for its error") ? "" : "; look at what they do instead";
+}
+
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder) {
   RecordPtr memory = RecordMemory::create(
       folder.empty() ? "" : folder + "/" + flight::record_name(settings.world, settings.rank));

@@ -31,6 +31,8 @@ struct WatchSettings {
 /// TESSERA_RUN_DIR, where the flight records of a job's ranks are files from the start; "" if it is
 /// not set.
 std::string run_folder();
+/// "; look at what they do instead" to follow what ranks do; "" if that ends in an advice already.
+std::string advice_behind(const std::string& what_they_do);
 /// A record for this rank of `size`, as yet without calls: a file in `folder`, or in memory for "".
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
 

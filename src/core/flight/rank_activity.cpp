@@ -175,8 +175,10 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
   const std::string rank = detail::concat("rank ", report.rank, " ");
   const Call* call = report.waiting();
   if (report.activity == Activity::kStopped) {
-    return rank + "is stopped (by SIGSTOP, Ctrl-Z or a debugger; kill -CONT " +
-           std::to_string(report.pid) + " lets it continue)" +
+    // explain_records() takes the pid from a process that is gone.
+    const std::string advice =
+        report.pid == 0 ? "" : detail::concat("; kill -CONT ", report.pid, " lets it continue");
+    return rank + "is stopped (by SIGSTOP, Ctrl-Z or a debugger" + advice + ")" +
            (call == nullptr ? after_last_call(report) : ", in " + to_text(*call));
   }
   // Also where it waits in the last of them.

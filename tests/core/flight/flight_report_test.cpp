@@ -2,9 +2,13 @@
 #include "tessera/core/detail/flight_report.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <memory>
 
+#include "tessera/core/flight.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
@@ -251,12 +255,12 @@ TEST(WhyNever, SaysHowARankEnded) {
 
 /// A record with one group and the calls `first` to `last` of it.
 void write_record(const std::filesystem::path& folder, int rank, std::uint64_t first,
-                  std::uint64_t last) {
+                  std::uint64_t last, int size = 2) {
   const auto record = std::make_unique<Record>();
   record->magic = kMagic;
   record->bytes = sizeof(Record);
   record->rank = rank;
-  record->size = 2;
+  record->size = size;
   GroupLabel group;
   group.name = padded<sizeof group.name>("dp");
   group.ranks = padded<sizeof group.ranks>("0, 1");
@@ -268,6 +272,7 @@ void write_record(const std::filesystem::path& folder, int rank, std::uint64_t f
     slot.label.store(
         {.group = 5,
          .number = number,
+         .begun = static_cast<std::int64_t>(number),
          .collective = padded<sizeof(CallLabel::collective)>("all_reduce"),
          .purpose = padded<sizeof(CallLabel::purpose)>(std::string(100, '-') + "'x'")});
     slot.order = number + 1;
@@ -289,6 +294,44 @@ TEST(Records, AreReadFromAFolder) {
   EXPECT_EQ(worlds[0][0].groups.front().ranks, (std::vector<int>{0, 1}));
   ASSERT_EQ(worlds[0][1].calls.size(), 3U);
   EXPECT_TRUE(worlds[0][1].calls[0].purpose.ends_with("-'x'")) << "the end of a name is kept";
+}
+
+TEST(Records, OfAnotherSizeThanTheLatestStartsAreLeftOut) {
+  const testing::TemporaryFolder folder;
+  write_record(folder.path(), 0, 7, 9);
+  write_record(folder.path(), 1, 7, 9);
+  write_record(folder.path(), 2, 1, 3, 3);
+  const std::vector<std::string> lines = explain_records(folder.path());
+  EXPECT_EQ(lines.front(), "records of 2 of 2 ranks");
+  EXPECT_EQ(lines.back(), "  left out: rank 2 of a start with 3 ranks");
+}
+
+/// The record of a stopped process of this host.
+void write_stopped(const std::filesystem::path& folder, pid_t pid) {
+  const auto record = std::make_unique<Record>();
+  record->magic = kMagic;
+  record->bytes = sizeof(Record);
+  record->size = 1;
+  record->pid = pid;
+  record->activity = Activity::kStopped;
+  std::array<char, sizeof(Record::host)> host{};
+  gethostname(host.data(), host.size() - 1);
+  record->host = padded<sizeof(Record::host)>(host.data());
+  testing::WriteFile(folder / record_name(0, 0),
+                     {reinterpret_cast<const char*>(record.get()), sizeof(Record)});
+}
+
+TEST(Records, GiveNoAdviceForAProcessThatIsGone) {
+  const testing::TemporaryFolder folder;
+  write_stopped(folder.path(), getpid());
+  EXPECT_CONTAINS(explain_records(folder.path())[1], "kill -CONT ");
+  const pid_t gone = fork();
+  if (gone == 0) {
+    _exit(0);
+  }
+  waitpid(gone, nullptr, 0);
+  write_stopped(folder.path(), gone);
+  EXPECT_CONTAINS(explain_records(folder.path())[1], "(by SIGSTOP, Ctrl-Z or a debugger), before");
 }
 
 TEST(Records, AreNamedWhenUnreadable) {

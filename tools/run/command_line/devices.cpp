@@ -11,12 +11,29 @@
 
 namespace tessera::run {
 
+namespace {
+
+bool names_gpu(std::string_view entry) {
+  entry.remove_prefix(std::min(entry.find_first_not_of(' '), entry.size()));
+  return entry.starts_with("GPU-") || entry.starts_with("MIG-") ||
+         (!entry.empty() && entry.front() >= '0' && entry.front() <= '9');
+}
+
+// As CUDA reads the list: up to the first entry that names no GPU, such as -1.
+int count_listed(std::string_view list) {
+  int gpus = 0;
+  while (names_gpu(list.substr(0, list.find(',')))) {
+    ++gpus;
+    list.remove_prefix(std::min(list.find(','), list.size() - 1) + 1);
+  }
+  return gpus;
+}
+
+}  // namespace
+
 int count_gpus() {
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
-    const std::string_view list(visible);
-    return list.empty() || list.starts_with('-')
-               ? 0
-               : 1 + static_cast<int>(std::ranges::count(list, ','));
+    return count_listed(visible);
   }
   int gpus = 0;
   std::error_code error;

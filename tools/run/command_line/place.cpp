@@ -23,7 +23,9 @@ void read_nnodes(const CLI::App& app, Place& place) {
   const auto colon = value.find(':');
   const std::string most = colon == std::string::npos ? value : value.substr(colon + 1);
   place.nnodes = integer_of({most, setting->text}, 1, kMostNodes);
-  place.min_nodes = integer_of({value.substr(0, colon), setting->text}, 1, place.nnodes);
+  place.min_nodes = integer_of({value.substr(0, colon), setting->text}, 1, kMostNodes);
+  TESSERA_CHECK(place.min_nodes <= place.nnodes, setting->text,
+                " has more nodes at least than at most: write LEAST:MOST");
 }
 
 // "static" where none is given, as with torchrun.
@@ -54,7 +56,8 @@ std::string without_brackets(std::string host) {
 void set_endpoint(Place& place, const Setting& setting, std::optional<int> default_port) {
   const std::string& address = setting.value;
   const auto colon = address.ends_with(']') ? std::string::npos : address.rfind(':');
-  TESSERA_CHECK(colon != 0 && (colon != std::string::npos || default_port), setting.text,
+  TESSERA_CHECK(colon != 0 && !address.empty(), setting.text, " names no host: write HOST:PORT");
+  TESSERA_CHECK(colon != std::string::npos || default_port, setting.text,
                 " names no port: write HOST:PORT");
   place.host = without_brackets(address.substr(0, colon));
   if (colon == std::string::npos) {
@@ -104,6 +107,7 @@ Place read_place(const CLI::App& app) {
   if (const auto endpoint = find_setting(app, "--rdzv", "PET_RDZV_ENDPOINT")) {
     set_endpoint(place, *endpoint, c10d ? std::optional(kC10dPort) : std::nullopt);
   } else if (address || port) {
+    TESSERA_CHECK(!address || !address->value.empty(), "--master-addr names no host: it is empty");
     place.host = address ? without_brackets(address->value) : place.host;
     place.port = port ? integer_of(*port, place.nnodes == 1 ? 0 : 1, 65535) : kStaticPort;
   } else {

@@ -56,9 +56,10 @@ double seconds_of(const Setting& setting, bool may_be_zero) {
   double value = 0;
   const char* end = setting.value.data() + setting.value.size();
   const auto [stop, error] = std::from_chars(setting.value.data(), end, value);
-  const bool in_range = value > 0 || (may_be_zero && value == 0);
+  constexpr double kLongest = 1e6;  // the ranks' limit as well (job_variables.cpp)
+  const bool in_range = (value > 0 || (may_be_zero && value == 0)) && value <= kLongest;
   TESSERA_CHECK(error == std::errc() && stop == end && in_range, setting.text,
-                " is no number of seconds ", may_be_zero ? "from 0 on" : "above 0");
+                " is no number of seconds ", may_be_zero ? "from 0" : "above 0", " to 1000000");
   return value;
 }
 

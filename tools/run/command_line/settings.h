@@ -29,7 +29,7 @@ std::optional<Setting> find_switch(const CLI::App& app, const std::string& optio
 /// Throws Error for a value other than an integer from `least` to `most`.
 int integer_of(const Setting& setting, int least, int most);
 
-/// In seconds; throws Error for one that is below 0, not finite, or 0 where it may not be.
+/// In seconds; throws Error for one that is below 0, above a million, or 0 where it may not be.
 double seconds_of(const Setting& setting, bool may_be_zero);
 
 }  // namespace tessera::run

@@ -34,9 +34,15 @@ std::optional<int> rank_of(const std::string& text) {
   return right ? std::optional(rank) : std::nullopt;
 }
 
+void check_rank(const Setting& setting, int rank, int nproc, bool is_new) {
+  TESSERA_CHECK(rank < nproc, setting.text, " names local rank ", rank,
+                ", and this node's are 0 to ", nproc - 1);
+  TESSERA_CHECK(is_new, setting.text, " names local rank ", rank, " twice: leave one out");
+}
+
 }  // namespace
 
-Streams::Streams(const Setting& setting) {
+Streams::Streams(const Setting& setting, int nproc) {
   if (is_mask(setting.value)) {
     every_ = setting.value[0] - '0';
     return;
@@ -48,7 +54,7 @@ Streams::Streams(const Setting& setting) {
     TESSERA_CHECK(rank && is_mask(mask), setting.text,
                   " is neither 0, 1 (output), 2 (error) or 3 (both), nor LOCAL_RANK:1,... for some "
                   "ranks");
-    single_[*rank] = mask[0] - '0';
+    check_rank(setting, *rank, nproc, single_.try_emplace(*rank, mask[0] - '0').second);
   }
 }
 
@@ -68,12 +74,12 @@ int Streams::of(int local_rank) const {
   return found == single_.end() ? every_ : found->second;
 }
 
-std::set<int> local_ranks(const Setting& setting) {
+std::set<int> local_ranks(const Setting& setting, int nproc) {
   std::set<int> ranks;
   for (const auto& part : split(setting.value, ',')) {
     const auto rank = rank_of(part);
     TESSERA_CHECK(rank, setting.text, " is no list of local ranks such as 0,2");
-    ranks.insert(*rank);
+    check_rank(setting, *rank, nproc, ranks.insert(*rank).second);
   }
   return ranks;
 }

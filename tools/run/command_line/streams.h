@@ -14,8 +14,9 @@ class Streams {
  public:
   Streams() = default;
   /// "3" is both outputs of every rank, "0:1,1:2" standard output of local rank 0 and standard
-  /// error of local rank 1; 0 is none, 1 output, 2 error. Throws Error for anything else.
-  explicit Streams(const Setting& setting);
+  /// error of local rank 1; 0 is none, 1 output, 2 error. Throws Error for anything else, and for a
+  /// local rank that is named twice or is none of this node's `nproc`.
+  Streams(const Setting& setting, int nproc);
   /// Both outputs of every rank.
   static Streams all();
 
@@ -32,7 +33,7 @@ class Streams {
   std::map<int, int> single_;
 };
 
-/// "0,2" as a set of local ranks. Throws Error for anything else.
-std::set<int> local_ranks(const Setting& setting);
+/// "0,2" as a set of local ranks. Throws Error as Streams does.
+std::set<int> local_ranks(const Setting& setting, int nproc);
 
 }  // namespace tessera::run

@@ -26,6 +26,15 @@ Pipe make_pipe() {
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
+void fill_standard_streams() {
+  for (int standard = STDIN_FILENO; standard <= STDERR_FILENO; ++standard) {
+    if (fcntl(standard, F_GETFD) < 0) {
+      // It gets the lowest free number, which is this one.
+      [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);
+    }
+  }
+}
+
 // errno is read here, so no other call may come between the one that failed and this.
 void fail_errno(const std::string& what) {
   fail(what, ": ", std::strerror(errno));

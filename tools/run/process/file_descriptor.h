@@ -39,6 +39,10 @@ struct Pipe {
 /// A pipe whose ends are closed on exec.
 Pipe make_pipe();
 
+/// Opens /dev/null in place of a standard input or output that is closed: what is opened later must
+/// not get its number.
+void fill_standard_streams();
+
 /// Throws Error: `what` and the text of errno.
 [[noreturn]] void fail_errno(const std::string& what);
 

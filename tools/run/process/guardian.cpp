@@ -24,17 +24,17 @@ constexpr pid_t kDismissed = 0;
 // Closes everything inherited from the launcher but `fd`, which becomes 3: a reader that waits for
 // the end of the launcher's output must not have to wait for the guardian.
 void close_all_but(int fd) {
+  dup2(fd, 3);
   const int null = open("/dev/null", O_RDWR);
   for (int standard = 0; standard <= 2; ++standard) {
     dup2(null, standard);
   }
-  dup2(fd, 3);
   close_range(4, ~0U, 0);
 }
 
 // The guardian's whole life. In a separate session and with all signals blocked, it is not ended
 // by what ends the launcher: Ctrl-C, a closed terminal, a signal to the launcher's process group.
-[[noreturn]] void guard(int launcher) {
+[[noreturn]] void guard(int launcher, const char* folder) {
   setsid();
   prctl(PR_SET_NAME, "tessera-guard");
   sigset_t all;
@@ -64,12 +64,13 @@ void close_all_but(int fd) {
   for (const pid_t group : groups) {
     kill(-group, SIGKILL);
   }
+  rmdir(folder);
   _exit(0);
 }
 
 }  // namespace
 
-Guardian::Guardian() {
+Guardian::Guardian(const std::string& folder) {
   Pipe pipe = make_pipe();
   pid_ = fork();
   if (pid_ < 0) {
@@ -77,7 +78,7 @@ Guardian::Guardian() {
   }
   if (pid_ == 0) {
     pipe.write.close();
-    guard(pipe.read.get());
+    guard(pipe.read.get(), folder.c_str());
   }
   // `pipe` closes the read end here, in the launcher.
   messages_ = std::move(pipe.write);

@@ -2,6 +2,8 @@
 
 #include <sys/types.h>
 
+#include <string>
+
 #include "file_descriptor.h"
 
 namespace tessera::run {
@@ -10,8 +12,9 @@ namespace tessera::run {
 /// killed. The kernel ends the ranks themselves then, but not the processes that they started.
 class Guardian {
  public:
-  /// Must be made before the first rank and while the process has one thread.
-  Guardian();
+  /// Must be made before the first rank and while the process has one thread. `folder`: goes with
+  /// a launcher that is killed if it is still empty then; "": none.
+  explicit Guardian(const std::string& folder);
   ~Guardian();
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;

@@ -6,30 +6,26 @@
 
 #include <fstream>
 #include <string>
-#include <vector>
 
 namespace tessera::run {
-namespace {
 
-std::vector<pid_t> children_of_this_process() {
+std::set<pid_t> children_of_this_process() {
   std::ifstream file("/proc/self/task/" + std::to_string(getpid()) + "/children");
-  std::vector<pid_t> children;
+  std::set<pid_t> children;
   for (pid_t pid = 0; file >> pid;) {
-    children.push_back(pid);
+    children.insert(pid);
   }
   return children;
 }
 
-}  // namespace
-
-void end_children_but(pid_t spared) {
+void end_children_but(const std::set<pid_t>& spared) {
   // In rounds, because the children of a killed process become ours.
   for (int round = 0; round < 100; ++round) {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
     bool any = false;
     for (const pid_t pid : children_of_this_process()) {
-      if (pid != spared) {
+      if (!spared.contains(pid)) {
         any = true;
         kill(pid, SIGKILL);
       }

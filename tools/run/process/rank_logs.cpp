@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "../run_folder.h"
 #include "tessera/core/error.h"
 
 namespace tessera::run {
@@ -73,12 +75,13 @@ LogFolder::LogFolder(const Options& options) : options_(options.logs) {
     return;
   }
   const std::filesystem::path above = options_.folder.empty()
-                                          ? std::filesystem::temp_directory_path()
+                                          ? folder_for_temporary("--log-dir")
                                           : std::filesystem::absolute(options_.folder);
   make_folder(above);
-  const std::string name = options_.folder.empty()  ? "tessera-logs"
-                           : options.job_id.empty() ? "none"
-                                                    : options.job_id;
+  std::string name = options_.folder.empty()  ? "tessera-logs"
+                     : options.job_id.empty() ? "none"
+                                              : options.job_id;
+  std::ranges::replace(name, '/', '_');  // it is one folder
   path_ = (above / (name + "_XXXXXX")).string();
   TESSERA_CHECK(mkdtemp(path_.data()) != nullptr, "cannot make a folder ", path_, ": ",
                 std::strerror(errno), ": give --log-dir one that can be written");

@@ -53,10 +53,9 @@ void restore_signals() {
 }
 
 // Whether a rank can have the launcher's standard input: a pipe or a file. A rank is in a separate
-// process group and cannot read from a terminal. Without an input, the number is that of one of the
-// launcher's descriptors, which closes on exec.
+// process group and cannot read from a terminal.
 bool has_input() {
-  return fcntl(STDIN_FILENO, F_GETFD) == 0 && isatty(STDIN_FILENO) == 0;
+  return isatty(STDIN_FILENO) == 0;
 }
 
 // The child up to its exec. Standard input is empty, because several ranks cannot share one, but
@@ -79,10 +78,7 @@ bool has_input() {
     dup2(child.out, STDOUT_FILENO);
   }
   dup2(child.err, STDERR_FILENO);
-  // The launcher may have been started with one of the three closed; then `null` has its number.
-  if (null > STDERR_FILENO) {
-    close(null);
-  }
+  close(null);  // the launcher has all three, so it is none of them
   if (child.inherited >= 0) {
     // Every descriptor of the launcher closes on exec but this one: the store's socket, for rank 0.
     fcntl(child.inherited, F_SETFD, 0);

@@ -23,7 +23,7 @@ bool is_ignored(int signal) {
 
 SignalQueue::SignalQueue() {
   // A reader of the launcher's output may go away, and so may the guardian: the write then fails,
-  // and the launcher then ends its ranks.
+  // and the job goes on without it.
   signal(SIGPIPE, SIG_IGN);
   // A parent that ignored SIGCHLD has handed that on; the kernel would then reap the ranks itself,
   // and their exit codes would be lost.
@@ -38,11 +38,22 @@ SignalQueue::SignalQueue() {
       sigaddset(&set, signal);
     }
   }
-  sigprocmask(SIG_BLOCK, &set, nullptr);
+  sigprocmask(SIG_BLOCK, &set, &before_);
   descriptor_ = FileDescriptor(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!descriptor_) {
     fail_errno("cannot wait for signals");
   }
+}
+
+// What has come since the last look, for ranks that have ended by now, must not end the launcher.
+SignalQueue::~SignalQueue() {
+  for (const int signal : kOtherSignals) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    ::signal(signal, SIG_IGN);
+    sigaction(signal, &action, nullptr);
+  }
+  sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
 std::optional<int> SignalQueue::next() {

@@ -15,12 +15,17 @@ namespace tessera::run {
 class SignalQueue {
  public:
   SignalQueue();
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+  /// Signals act as before again: without ranks, one that asks for a stop ends the launcher.
+  ~SignalQueue();
 
   int fd() const { return descriptor_.get(); }
   /// The next signal that has arrived, if any.
   std::optional<int> next();
 
  private:
+  sigset_t before_{};
   FileDescriptor descriptor_;
 };
 
