@@ -14,8 +14,26 @@
 namespace tessera::optim {
 
 Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inner)), decay_(decay) {
+  TESSERA_CHECK(inner_ != nullptr, "an Ema was given a null optimizer; construct that first");
   TESSERA_CHECK(decay >= 0.0 && decay < 1.0, "an Ema with decay ", decay,
                 " was asked for; it must be in [0, 1)");
+}
+
+/// A step would train the averages, and a checkpoint hold one for the other.
+void Ema::check_not_swapped() const {
+  TESSERA_CHECK(!swapped_, "Ema: a step or the state was asked for while the parameters are the ",
+                "averages; call swap() again first");
+}
+
+/// Before anything is changed, as SlotOptimizer does for its state.
+void Ema::check_sizes(std::size_t index) const {
+  const at::Tensor& local = local_tensor(parameters()[index]->persistent());
+  const at::Tensor& average = averages_[index];
+  TESSERA_CHECK(average.sizes() == local.sizes() && average.device() == local.device(),
+                "Ema: the local shard of ", nn::describe(*parameters()[index]), " has sizes ",
+                local.sizes(), " on ", local.device(), " but had ", average.sizes(), " on ",
+                average.device(), " when its average began; apply TP and FSDP and move the module ",
+                "before the first step and before the state is asked for");
 }
 
 /// Not in the constructor: parameters are filled, split and moved after it.
@@ -23,7 +41,9 @@ void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {
     const at::Tensor& parameter = parameters()[i]->persistent();
-    if (!averages_[i].defined() && parameter.requires_grad()) {
+    if (averages_[i].defined()) {
+      check_sizes(i);
+    } else if (parameter.requires_grad()) {
       const at::Tensor& local = local_tensor(parameter);
       averages_[i] = local.detach().to(update_type(local.scalar_type()), /*non_blocking=*/false,
                                        /*copy=*/true);
@@ -32,6 +52,7 @@ void Ema::make_averages() {
 }
 
 void Ema::update(double gradient_factor) {
+  check_not_swapped();
   const c10::AutoGradMode no_grad(false);
   make_averages();
   inner_->step(gradient_factor);
@@ -39,6 +60,7 @@ void Ema::update(double gradient_factor) {
 }
 
 void Ema::update_scaled(const at::Tensor& gradient_factor) {
+  check_not_swapped();
   const c10::AutoGradMode no_grad(false);
   make_averages();
   inner_->step(gradient_factor);
@@ -55,6 +77,7 @@ void Ema::average() {
 }
 
 std::vector<StateTensor> Ema::state() {
+  check_not_swapped();
   const c10::AutoGradMode no_grad(false);
   std::vector<StateTensor> all = inner_->state();
   make_averages();
@@ -67,18 +90,24 @@ std::vector<StateTensor> Ema::state() {
   return all;
 }
 
+/// All are checked before the first is exchanged.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
   make_averages();
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    TESSERA_CHECK(
+        !averages_[i].defined() ||
+            local_tensor(parameters()[i]->persistent()).scalar_type() == averages_[i].scalar_type(),
+        "Ema::swap: ", nn::describe(*parameters()[i]),
+        " is narrower than its average; keep parameters in fp32 and compute in another "
+        "type (fsdp::MixedPrecisionPolicy)");
+  }
+  swapped_ = !swapped_;
   for (std::size_t i = 0; i < averages_.size(); ++i) {
     if (!averages_[i].defined()) {
       continue;
     }
     const at::Tensor local = local_tensor(parameters()[i]->persistent()).detach();
-    TESSERA_CHECK(local.scalar_type() == averages_[i].scalar_type(),
-                  "Ema::swap: ", nn::describe(*parameters()[i]),
-                  " is narrower than its average; keep parameters in fp32 and compute in another "
-                  "type (fsdp::MixedPrecisionPolicy)");
     const at::Tensor kept = local.clone();
     local.copy_(averages_[i]);
     averages_[i].copy_(kept);

@@ -15,12 +15,21 @@
 
 namespace tessera::optim {
 
+namespace {
+
+constexpr std::array<std::pair<std::string_view, Schedule>, 4> kNames{
+    {{"constant", Schedule::kConstant},
+     {"linear", Schedule::kLinear},
+     {"cosine", Schedule::kCosine},
+     {"wsd", Schedule::kWsd}}};
+
+std::string_view name_of(Schedule schedule) {
+  return std::ranges::find(kNames, schedule, [](const auto& known) { return known.second; })->first;
+}
+
+}  // namespace
+
 Schedule parse_schedule(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, Schedule>, 4> kNames{
-      {{"constant", Schedule::kConstant},
-       {"linear", Schedule::kLinear},
-       {"cosine", Schedule::kCosine},
-       {"wsd", Schedule::kWsd}}};
   for (const auto& [known, schedule] : kNames) {
     if (name == known) {
       return schedule;
@@ -60,6 +69,11 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
 /// Warm-up does not begin at 0: the first step (0) would do nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
+  // Not in the constructor: a run of no steps has a schedule, too. Without steps every rate is 0.
+  TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
+                " of a ", name_of(o.schedule),
+                " schedule was asked for, which needs the number of the run's ",
+                "steps, but that is 0; give LrScheduleOptions::steps");
   if (step < o.warmup) {
     return static_cast<double>(step + 1) / static_cast<double>(o.warmup);
   }

@@ -66,6 +66,8 @@ OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
     : optimizers_(std::move(optimizers)) {
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (const auto& optimizer : optimizers_) {
+    TESSERA_CHECK(optimizer != nullptr,
+                  "an OptimizerList was given a null optimizer; construct all of them first");
     for (const nn::SlotPtr& slot : optimizer->parameters()) {
       TESSERA_CHECK(seen.insert(slot.get()).second, nn::describe(*slot),
                     " was given to two optimizers of a list; give it to one of them");

@@ -20,6 +20,8 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   std::unordered_map<const nn::ParameterSlot*, std::size_t> seen;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (nn::SlotPtr& slot : groups[group]) {
+      TESSERA_CHECK(slot != nullptr, "an optimizer was given a null slot in group ", group,
+                    "; pass those of parameters, such as optim::slots_of(module)");
       const auto [found, is_new] = seen.emplace(slot.get(), group);
       TESSERA_CHECK(found->second == group, nn::describe(*slot), " is in the groups ",
                     found->second, " and ", group, " of an optimizer; put it in one of them");
@@ -30,6 +32,9 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
       group_of_.push_back(group);
     }
   }
+  TESSERA_CHECK(!parameters_.empty(),
+                "an optimizer was given no parameters, of which there must be ",
+                "one or more; pass optim::slots_of(module), or leave the optimizer out");
   states_.resize(parameters_.size());
 }
 
@@ -109,6 +114,7 @@ void SlotOptimizer::update_shards_scaled(const std::vector<ShardUpdate>& shards,
 
 /// The shards that a step updates, with gradients, checked and with state.
 std::vector<ShardUpdate> SlotOptimizer::begin_step() {
+  check_rates();
   std::vector<ShardUpdate> shards;
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

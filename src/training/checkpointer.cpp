@@ -46,11 +46,25 @@ Json random_to_json(const RandomState& random) {
 
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
+  check_options();
   if (!options_.folder.empty()) {
     find_source();
   }
   if (!resumes_) {
     source_ = options_.initial_load;
+  }
+}
+
+/// Not at the first save, hours later, or never.
+void Checkpointer::check_options() const {
+  TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "the newest ", options_.keep,
+                " checkpoints were to be kept; keep 2 or more, so that one is there if the newest "
+                "is damaged, or 0, all");
+  TESSERA_CHECK(options_.every >= 0, "a checkpoint every ", options_.every,
+                " steps was asked for; give 1 or more, or 0, one at the end");
+  for (const std::string& part : options_.exclude) {
+    TESSERA_CHECK(part == "optimizer" || part == "data", option("exclude"), ": '", part,
+                  "' can't be left out; optimizer and data can");
   }
 }
 

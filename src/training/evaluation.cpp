@@ -25,6 +25,18 @@ class EvalMode {
   bool was_training_;
 };
 
+/// The same.
+class Swapped {
+ public:
+  explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }
+  ~Swapped() { ema_.swap(); }
+  Swapped(const Swapped&) = delete;
+  Swapped& operator=(const Swapped&) = delete;
+
+ private:
+  optim::Ema& ema_;
+};
+
 }  // namespace
 
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
@@ -50,9 +62,8 @@ void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void
     body();
     return;
   }
-  ema->swap();
+  const Swapped averages(*ema);
   body();
-  ema->swap();
 }
 
 }  // namespace tessera::training

@@ -2,8 +2,10 @@
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -27,6 +29,52 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
 
 namespace {
 
+void check(const TrainState& state, const StepOptions& options, const LossFunction& loss_of) {
+  TESSERA_CHECK(options.accumulate > 0 && options.batch > 0, "step ", state.step + 1,
+                ": accumulate is ", options.accumulate, " and batch ", options.batch,
+                "; a step has 1 micro-batch or more, of 1 sample or more");
+  TESSERA_CHECK(loss_of != nullptr, "step ", state.step + 1,
+                ": the loss function is empty; pass one that returns a micro-batch's loss");
+}
+
+/// Whether FSDP or a plan has put the parameter on a mesh with two of these ranks or more, whose
+/// gradients are summed there.
+bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
+  if (!is_distributed(parameter)) {
+    return false;
+  }
+  const std::vector<int>& ranks = sharding_spec(parameter).mesh.ranks();
+  int shared = 0;
+  for (const int rank : data_mesh.ranks()) {
+    shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
+    if (shared > 1) {
+      return true;  // the first ones are near the beginning, also of a mesh of thousands
+    }
+  }
+  return false;
+}
+
+/// Each rank would train a model of its own. The same on every rank: no communication.
+void check_gradients_are_summed(const TrainState& state, const DeviceMesh& data_mesh,
+                                const std::vector<nn::SlotPtr>& parameters) {
+  if (data_mesh.size() == 1) {
+    return;
+  }
+  std::int64_t trained = 0;
+  for (const nn::SlotPtr& slot : parameters) {
+    if (slot->persistent().requires_grad()) {
+      ++trained;
+      if (spans(slot->persistent(), data_mesh)) {
+        return;
+      }
+    }
+  }
+  TESSERA_CHECK(trained == 0, "step ", state.step + 1, ": none of the ", trained,
+                " trained parameters of a ", state.model.name(), " is on ", to_string(data_mesh),
+                " of ", data_mesh.size(), " ranks, so that their gradients would not be summed; ",
+                "apply fsdp::fully_shard or fsdp::replicate to the model");
+}
+
 void begin_micro_batch(nn::ModuleBase& model, const StepOptions& options, std::int64_t i) {
   if (options.sync_each_micro_batch) {
     return;
@@ -34,6 +82,23 @@ void begin_micro_batch(nn::ModuleBase& model, const StepOptions& options, std::i
   const bool last = i + 1 == options.accumulate;
   fsdp::set_reshard_after_backward(model, last);
   fsdp::set_requires_gradient_sync(model, last);
+}
+
+/// libtorch's own messages name neither the step nor the loss.
+void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i) {
+  const auto refuse = [&](const auto&... found) {
+    fail("step ", state.step + 1, ": the loss of micro-batch ", i, found...,
+         "; return the mean over its samples, a scalar that backward can start from");
+  };
+  if (!loss.defined()) {
+    refuse(" is an undefined tensor");
+  }
+  if (loss.dim() != 0) {
+    refuse(" has the sizes ", loss.sizes());
+  }
+  if (!loss.requires_grad()) {
+    refuse(" depends on no trained parameter, or was detached");
+  }
 }
 
 /// Returns the loss of this rank.
@@ -44,7 +109,9 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
   at::Tensor sum;
   for (std::int64_t i = 0; i < options.accumulate; ++i) {
     begin_micro_batch(state.model, options, i);
-    const at::Tensor loss = loss_of(i) / divisor;
+    const at::Tensor own = loss_of(i);
+    check_loss(own, state, i);
+    const at::Tensor loss = own / divisor;
     state.scaler.scale(loss).backward();
     const at::Tensor value =
         is_distributed(loss) ? DistributedTensor(loss.detach()).full_tensor() : loss.detach();
@@ -78,34 +145,82 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-}  // namespace
-
-StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
-                const LossFunction& loss_of) try {
-  StepResult result;
-  result.lr_factor = options.schedule ? options.schedule->factor(state.step) : 1;
-  state.optimizer.scale_lr(result.lr_factor);
-
-  const std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
-  const at::Tensor loss = accumulate_gradients(state, options, loss_of);
-  // Before the step, which may change it.
-  if (state.scaler.enabled()) {
-    result.loss_scale = state.scaler.scale();
-  }
-  const auto [norm, stepped] =
-      state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm);
-  result.skipped = !stepped;
-  // Without loss scaling the step's only synchronisation with the device.
+/// Waits for the device.
+void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMesh& data_mesh,
+                  StepResult& result) {
   const at::Tensor figures =
       at::stack({mean_over(loss, data_mesh).to(norm.device()), norm}).to(c10::kCPU);
   result.loss = figures[0].item<double>();
   result.grad_norm = figures[1].item<double>();
-  check_finite(result, state.step + 1, options, parameters);
-  // After the check, which looks at the gradients.
+}
+
+/// Where the norm is on a GPU, the figures are looked at after the update, so that the host waits
+/// once a step; on a CPU before it, which a step that is not finite then does not make.
+void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
+            const at::Tensor& loss, StepResult& result) {
+  const std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
+  const auto check_figures = [&](const at::Tensor& norm) {
+    read_figures(loss, norm, data_mesh, result);
+    check_finite(result, state.step + 1, options, parameters);
+  };
+  if (state.scaler.enabled()) {
+    result.loss_scale = state.scaler.scale();  // before the step, which may change it
+    const auto [norm, stepped] =
+        state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm);
+    result.skipped = !stepped;
+    return check_figures(norm);
+  }
+  optim::ClipFactor clip;
+  {
+    RECORD_USER_SCOPE("clip_grad_norm_");
+    clip = optim::clip_factor(parameters, options.max_norm);
+  }
+  const bool before = clip.norm.is_cpu();
+  if (before) {
+    check_figures(clip.norm);
+  }
+  {
+    RECORD_USER_SCOPE("optimizer step");
+    state.optimizer.step(clip.factor);
+  }
+  if (!before) {
+    check_figures(clip.norm);
+  }
+}
+
+/// What a step that throws has left must not be part of the next one.
+void clean_up(TrainState& state, const StepOptions& options) {
+  state.optimizer.zero_grad();
+  if (!options.sync_each_micro_batch) {
+    fsdp::set_reshard_after_backward(state.model, true);
+    fsdp::set_requires_gradient_sync(state.model, true);
+  }
+}
+
+StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
+                     const LossFunction& loss_of) try {
+  StepResult result;
+  result.lr_factor = options.schedule ? options.schedule->factor(state.step) : 1;
+  state.optimizer.scale_lr(result.lr_factor);
+  const at::Tensor loss = accumulate_gradients(state, options, loss_of);
+  update(state, data_mesh, options, loss, result);
+  // After the checks, which look at the gradients.
   state.optimizer.zero_grad();
   ++state.step;
   state.samples += options.batch;
   return result;
+} catch (...) {
+  clean_up(state, options);
+  throw;
+}
+
+}  // namespace
+
+StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
+                const LossFunction& loss_of) try {
+  check(state, options, loss_of);
+  check_gradients_are_summed(state, data_mesh, optim::slots_of(state.model));
+  return make_step(state, data_mesh, options, loss_of);
 } catch (const c10::Error& error) {
   fail_in_step(error, state, data_mesh.world()->rank(), options);
 }

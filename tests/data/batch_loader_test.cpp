@@ -39,6 +39,12 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_TRUE(at::equal(batch.targets, at::arange(7, 13).view({2, 3})));
 }
 
+TEST(BatchLoader, NamesWhatIsWrongWithAStepOrItsRows) {
+  const BatchLoader loader(Positions(13), 2, 3, 100);
+  EXPECT_ERROR(loader.load(-1, 0, 2), "the batch of step -1", "steps count from 0");
+  EXPECT_ERROR(loader.load(0, 1, 3), "rows [1, 3) of step 0", "a batch has rows [0, 2)");
+}
+
 TEST(BatchLoader, CountsSamplesWithTheirLastTarget) {
   EXPECT_EQ(BatchLoader(Positions(12), 1, 3, 100).samples(), 3);  // the 4th lacks its last target
   EXPECT_EQ(BatchLoader(Positions(13), 1, 3, 100).samples(), 4);

@@ -90,6 +90,15 @@ TEST(Adopt, AParameterAtTwoPlacesIsOneSlot) {
   EXPECT_EQ(adopt(net)->named_slots().size(), 4U);  // of up and norm
 }
 
+TEST(Adopt, TakesAModuleOnce) {
+  const auto net = std::make_shared<testing::TorchMlp>();
+  {
+    const auto model = adopt(net);
+    EXPECT_ERROR(adopt(net), "a tessera::testing::TorchMlp that was adopted before");
+  }
+  EXPECT_EQ(adopt(net)->named_slots().size(), 6U);
+}
+
 TEST(Adopt, ListsOfParametersAndRecurrentModulesReadTheSlots) {
   const auto list = std::make_shared<torch::nn::ParameterListImpl>(at::ones({2}), at::ones({3}));
   struct Sum : torch::nn::Module {

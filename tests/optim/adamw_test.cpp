@@ -163,8 +163,9 @@ TEST(AdamW, HasLibtorchsDefaults) {
 }
 
 TEST(AdamW, RefusesOptionsThatMakeNoSense) {
-  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{}, {.beta1 = 1.0}), "betas 1 and");
-  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{}, {.lr = -1.0}), "lr -1");
+  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{slot_of(at::ones({2}))}, {.beta1 = 1.0}),
+               "betas 1 and");
+  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{slot_of(at::ones({2}))}, {.lr = -1.0}), "lr -1");
 }
 
 TEST(AdamW, ZeroGradDropsGradients) {

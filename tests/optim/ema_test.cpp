@@ -53,8 +53,43 @@ TEST(Ema, RefusesDecaysAndTypesThatDoNotFit) {
   const nn::SlotPtr slot = slot_of(at::ones({3}, at::kBFloat16));
   const auto sgd = std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{});
   EXPECT_ERROR(Ema(sgd, 1.0), "decay 1", "[0, 1)");
+  EXPECT_ERROR(Ema(nullptr, 0.5), "null optimizer");
   Ema ema(sgd, 0.5);
   EXPECT_ERROR(ema.swap(), "narrower than its average");
+}
+
+TEST(Ema, RefusesStepsAndItsStateWhileSwapped) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{}), 0.5);
+  ema.swap();
+  for (const char* part : {"while the parameters are the averages", "call swap() again first"}) {
+    EXPECT_ERROR(ema.step(), part);
+    EXPECT_ERROR(ema.step(at::ones({}, at::kDouble)), part);
+    EXPECT_ERROR(ema.state(), part);
+  }
+  ema.swap();
+  EXPECT_EQ(ema.state().size(), 1U);
+}
+
+TEST(Ema, ChecksAllParametersBeforeItSwapsTheFirst) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  const nn::SlotPtr narrow = slot_of(at::ones({3}, at::kBFloat16));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, narrow}, SgdOptions{.lr = 1}), 0.5);
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_ERROR(ema.swap(), "narrower than its average");
+  EXPECT_TRUE(at::equal(slot->persistent(), at::zeros({3})));
+  EXPECT_EQ(ema.state().size(), 2U);
+}
+
+TEST(Ema, RefusesShardsOfOtherSizesThanItsAverages) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+  EXPECT_EQ(ema.state().size(), 1U);
+  slot->set(at::ones({2}).requires_grad_());  // as fully_shard does
+  set_grad(slot, at::ones({2}));
+  EXPECT_ERROR(ema.step(), "has sizes [2] on cpu but had [3] on cpu when its average began");
+  EXPECT_TRUE(at::equal(slot->persistent(), at::ones({2})));
 }
 
 }  // namespace

@@ -99,6 +99,17 @@ TEST(LrSchedule, RefusesNegativeSteps) {
   EXPECT_ERROR(LrSchedule({.steps = -5}), "a schedule of -5 steps");
 }
 
+// A run of no steps may have one, but no step may be taken at a rate of 0 unnoticed.
+TEST(LrSchedule, NeedsTheRunsStepsUnlessConstant) {
+  EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
+  for (const Schedule schedule : {Schedule::kLinear, Schedule::kCosine, Schedule::kWsd}) {
+    const LrSchedule unset({.schedule = schedule, .warmup = 2});
+    EXPECT_ERROR(unset.factor(0), "needs the number of the run's steps",
+                 "LrScheduleOptions::steps");
+  }
+  EXPECT_ERROR(LrSchedule({.schedule = Schedule::kWsd}).factor(1), "step 1 of a wsd schedule");
+}
+
 TEST(ParseSchedule, KnowsItsNames) {
   EXPECT_EQ(parse_schedule("constant"), Schedule::kConstant);
   EXPECT_EQ(parse_schedule("linear"), Schedule::kLinear);

@@ -203,10 +203,10 @@ TEST(Muon, RefusesWhatIsNoMatrix) {
 }
 
 TEST(Muon, RefusesOptionsThatMakeNoSense) {
-  const std::vector<nn::SlotPtr> none;
-  EXPECT_ERROR(Muon(none, {.lr = -1.0}), "Muon with lr -1");
-  EXPECT_ERROR(Muon(none, {.momentum = 1.0}), "momentum 1,");
-  EXPECT_ERROR(Muon(none, {.ns_steps = 100}), "100 Newton-Schulz steps");
+  const std::vector<nn::SlotPtr> slots{slot_of(at::ones({2, 2}))};
+  EXPECT_ERROR(Muon(slots, {.lr = -1.0}), "Muon with lr -1");
+  EXPECT_ERROR(Muon(slots, {.momentum = 1.0}), "momentum 1,");
+  EXPECT_ERROR(Muon(slots, {.ns_steps = 100}), "100 Newton-Schulz steps");
 }
 
 }  // namespace

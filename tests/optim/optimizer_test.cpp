@@ -1,11 +1,16 @@
 // What all optimizers share: groups, rates, state, narrow parameters, several as one.
 #include "tessera/optim/optimizer.h"
 
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cmath>
 #include <map>
 
 #include "optim/parameters.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/embedding.h"
+#include "tessera/nn/hooked.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/lr_schedule.h"
@@ -90,6 +95,30 @@ TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
 TEST(Optimizer, RefusesAParameterInTwoGroups) {
   const nn::SlotPtr slot = with_grad(1.0, 1.0);
   EXPECT_ERROR(Sgd({{{slot}, {.lr = 0.1}}, {{slot}, {.lr = 0.2}}}), "is in the groups 0 and 1");
+}
+
+TEST(Optimizer, RefusesNothingToUpdate) {
+  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{nullptr}, {}), "null slot in group 0");
+  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{}, {}), "given no parameters", "slots_of");
+  EXPECT_ERROR(OptimizerList({nullptr}), "OptimizerList was given a null optimizer");
+}
+
+TEST(Optimizer, NamesAGroupThatItLacks) {
+  Sgd optimizer({with_grad(1.0, 1.0)}, {.lr = 0.5});
+  EXPECT_ERROR(optimizer.options(3), "group 3 of an optimizer that has 1", "count from 0");
+}
+
+TEST(Optimizer, RefusesRatesThatWereSetBetweenSteps) {
+  const nn::SlotPtr slot = with_grad(1.0, 1.0);
+  Sgd optimizer({slot}, {.lr = 0.5});
+  for (const double lr : {std::nan(""), -0.1, HUGE_VAL}) {
+    optimizer.options().lr = lr;
+    EXPECT_ERROR(optimizer.step(), "a step at the rate", "in group 0");
+  }
+  optimizer.options().lr = 0.5;
+  optimizer.scale_lr(std::nan(""));
+  EXPECT_ERROR(optimizer.step(), "a step at the rate nan");
+  EXPECT_FLOAT_EQ(value(slot), 1.0F);
 }
 
 TEST(Optimizer, FollowsASchedule) {
@@ -249,6 +278,28 @@ TEST(SplitForMuon, LeavesEmbeddingsAndNamedParametersToTheRest) {
   ASSERT_EQ(split.matrices.size(), 1U);
   EXPECT_EQ(split.matrices[0], model.up->slot("weight"));
   EXPECT_EQ(split.rest.size(), model.named_slots().size() - 1);
+}
+
+TEST(SplitForMuon, KnowsTheEmbeddingsOfLibtorch) {
+  struct Net : torch::nn::Module {
+    Net() {
+      register_module("embed", torch::nn::Embedding(7, 4));
+      register_module("bag", torch::nn::EmbeddingBag(7, 4));
+      register_module("up", torch::nn::Linear(4, 6));
+    }
+  };
+  const auto adopted = nn::adopt(std::make_shared<Net>());
+  const MuonSplit split = split_for_muon(*adopted, {});
+  ASSERT_EQ(split.matrices.size(), 1U);
+  EXPECT_EQ(split.matrices[0]->persistent().sizes(), (std::vector<std::int64_t>{6, 4}));
+  const nn::Hooked<torch::nn::Embedding> hooked(7, 4);
+  EXPECT_TRUE(split_for_muon(hooked, {}).matrices.empty());
+}
+
+TEST(SplitForMuon, RefusesAPatternThatMatchesNothing) {
+  const nn::Linear model(4, 3);
+  EXPECT_ERROR(split_for_muon(model, {"weight", "lm_head.weigth"}),
+               "split_for_muon: the pattern 'lm_head.weigth' matches none of the 2 parameters");
 }
 
 TEST(Optimizer, HasNoStateOfFrozenParameters) {

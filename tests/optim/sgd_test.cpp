@@ -92,9 +92,9 @@ TEST(Sgd, HasNoStateWithoutMomentum) {
 }
 
 TEST(Sgd, RefusesOptionsThatMakeNoSense) {
-  const std::vector<nn::SlotPtr> none;
-  EXPECT_ERROR(Sgd(none, {.lr = -1.0}), "SGD with lr -1");
-  EXPECT_ERROR(Sgd(none, {.lr = 0.1, .nesterov = true}), "without momentum; give both");
+  const std::vector<nn::SlotPtr> slots{slot_of(at::ones({2}))};
+  EXPECT_ERROR(Sgd(slots, {.lr = -1.0}), "SGD with lr -1");
+  EXPECT_ERROR(Sgd(slots, {.lr = 0.1, .nesterov = true}), "without momentum; give both");
 }
 
 TEST(Sgd, RefusesMomentumThatComesLater) {

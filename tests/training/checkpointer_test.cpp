@@ -135,6 +135,17 @@ TEST(CheckpointerTest, ARunBeginsOnlyWhereThereAreNoSteps) {
   });
 }
 
+TEST(CheckpointerTest, OptionsThatMakeNoSenseAreRefusedAtOnce) {
+  RunRanks(1, [&](Rank& rank) {
+    const auto make = [&](CheckpointOptions options) { Checkpointer(options, rank.world()); };
+    EXPECT_ERROR(make({.steps = 5, .keep = 1}), "newest 1 checkpoints", "keep 2 or more");
+    EXPECT_ERROR(make({.every = -2, .steps = 5}), "every -2 steps", "0, one at the end");
+    EXPECT_ERROR(make({.steps = 5, .exclude = {"optimizer", "optimiser"}}),
+                 "exclude: 'optimiser' can't be left out; optimizer and data can");
+    make({.steps = 5, .keep = 2, .exclude = {"optimizer", "data"}});
+  });
+}
+
 TEST(CheckpointerTest, AnotherRunsWeightsBeginARun) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {

@@ -100,6 +100,9 @@ TEST(EvaluationTest, UsesTheAveragesAndRestoresTheWeights) {
     training::with_averaged_weights(
         ema, [&] { EXPECT_TRUE(run.weights().allclose((initial + trained) / 2)); });
     EXPECT_TRUE(run.weights().equal(trained));
+    EXPECT_ERROR(training::with_averaged_weights(ema, [] { fail("no held-out data"); }),
+                 "no held-out data");
+    EXPECT_TRUE(run.weights().equal(trained));
     training::with_averaged_weights(*run.optimizer,
                                     [&] { EXPECT_TRUE(run.weights().equal(trained)); });
   });

@@ -5,7 +5,9 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -134,6 +136,90 @@ TEST(StepTest, ALossThatIsNotFiniteOnOneRankIsAnErrorOnAll) {
     EXPECT_CONTAINS(error, "step 2: the loss is inf and the gradient norm", "parameter '",
                     "; look at the data");
   }
+}
+
+TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveTheParametersAsTheyWere) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    run.step();
+    const at::Tensor before = run.weights();
+    EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
+                                [&](std::int64_t i) { return run.loss(i) * std::nan(""); }),
+                 "step 2: the loss is nan");
+    EXPECT_TRUE(run.weights().equal(before));
+    EXPECT_EQ(run.state->step, 1);
+    run.step();
+    EXPECT_TRUE(run.weights().isfinite().all().item<bool>());
+  });
+}
+
+/// A step whose loss function throws at a micro-batch, caught, and another step.
+void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1, units), expected(rank, 2, 1, units);
+    EXPECT_THROWN(std::runtime_error,
+                  training::step(*run.state, run.mesh["dp"], options,
+                                 [&](std::int64_t i) {
+                                   return i == 1 ? throw std::runtime_error("bad batch")
+                                                 : run.loss(i, options.accumulate);
+                                 }),
+                  "bad batch");
+    EXPECT_EQ(run.step().grad_norm, expected.step().grad_norm);
+    EXPECT_TRUE(run.weights().equal(expected.weights()));
+  });
+}
+
+TEST(StepTest, ALossFunctionThatThrowsLeavesNoGradients) {
+  expect_nothing_left({.batch = kBatch, .accumulate = 2}, {});
+}
+
+TEST(StepTest, ALossFunctionThatThrowsLeavesTheUnitsReducing) {
+  expect_nothing_left({.batch = kBatch, .accumulate = 2, .sync_each_micro_batch = false},
+                      {.reshard_after_forward = false});
+}
+
+TEST(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank&, const DeviceMesh& mesh) {
+    Mlp model;
+    nn::init_weights(model, /*seed=*/3);
+    optim::AdamW optimizer(model, {});
+    training::TrainState state{.model = model, .optimizer = optimizer};
+    const auto [x, y] = rows_of(0, 0, 4);
+    const auto step = [&] {
+      return training::step(state, mesh["dp"], {.batch = 8},
+                            [&](std::int64_t) { return model(x, y); });
+    };
+    EXPECT_ERROR(step(),
+                 "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
+                 "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
+    // A plan of tensor parallelism sums nothing over dp.
+    tensor_parallel::parallelize_module(model, mesh["tp"],
+                                        {{"up", tensor_parallel::colwise_parallel()},
+                                         {"down", tensor_parallel::rowwise_parallel()}});
+    EXPECT_ERROR(step(), "of 2 ranks");
+    fsdp::replicate(model, mesh["dp"]);
+    EXPECT_GT(step().grad_norm, 0);
+  });
+}
+
+TEST(StepTest, NamesWhatIsWrongWithTheOptionsOrTheLoss) {
+  RunRanks(1, [](Rank& rank) {
+    MlpRun run(rank, 1, 1);
+    const auto step = [&](const StepOptions& options, const training::LossFunction& loss) {
+      training::step(*run.state, run.mesh["dp"], options, loss);
+    };
+    const auto loss = [&](std::int64_t i) { return run.loss(i); };
+    EXPECT_ERROR(step({.accumulate = 0}, loss), "step 1: accumulate is 0", "1 micro-batch or more");
+    EXPECT_ERROR(step({.batch = 0}, loss), "and batch 0");
+    EXPECT_ERROR(step({}, nullptr), "the loss function is empty");
+    EXPECT_ERROR(step({}, [](std::int64_t) { return at::Tensor(); }),
+                 "the loss of micro-batch 0 is an undefined tensor");
+    EXPECT_ERROR(step({}, [&](std::int64_t i) { return run.loss(i).expand({2}); }),
+                 "has the sizes [2]; return the mean");
+    EXPECT_ERROR(step({}, [&](std::int64_t i) { return run.loss(i).detach(); }),
+                 "depends on no trained parameter, or was detached");
+    EXPECT_EQ(run.state->step, 0);
+  });
 }
 
 TEST(StepTest, AnErrorOfLibtorchOnOneRankNamesTheStepAndTheRank) {

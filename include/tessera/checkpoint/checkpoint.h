@@ -58,15 +58,17 @@ struct SaveOptions {
 /// "step-00000100": the folder of a step below that of the run.
 std::string step_folder_name(std::int64_t step);
 
-/// Writes the state to DIR/step-00000100. What several ranks have is written once; the work is
-/// spread over them. It is there for later loads only when every byte is durable; an older step is
-/// not touched before. Steps of this run beyond options.keep are then removed.
+/// Writes the state to DIR/step-00000100. What several ranks of a mesh have is written once; the
+/// work is spread over them. What is on no mesh, rank 0 writes: of buffers that differ between
+/// ranks, such as the statistics of a norm, its own are saved. It is there for later loads only
+/// when every byte is durable; an older step is not touched before. Steps of this run beyond
+/// options.keep are then removed.
 ///
 /// Collective over `world`. If it fails or is killed at any moment, all older steps are intact, and
 /// the model is not changed; a failure on one rank is the same Error on all. Throws Error, before
-/// anything is written, for parameters that were never filled or that differ between ranks
-/// (set_distinct_along), models, steps, folders or options that differ between ranks, and a step
-/// that exists.
+/// anything is written, for parameters that were never filled or that differ between ranks (by
+/// set_distinct_along, or on no mesh and with other values), models, steps, folders or options that
+/// differ between ranks, and a step that exists.
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
           const StateDict& state, const SaveOptions& options = {});
 

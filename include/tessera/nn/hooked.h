@@ -92,7 +92,7 @@ class Hooked : public Module<Hooked<Holder>>,
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
   /// Holds `module`; what kSlotMembers says of other classes in it is in `classes`. nn::adopt.
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindTensors> classes)
-      : held_(std::move(module)) {
+      : held_(std::move(module)), taken_(detail::take_module(*held_)) {
     classes.push_back(&detail::find_tensors<Held>);
     HeldSubmodule::Maker(std::move(classes)).fill(*this, *held_);
   }
@@ -144,6 +144,7 @@ class Hooked : public Module<Hooked<Holder>>,
   };
 
   std::shared_ptr<Held> held_;
+  std::shared_ptr<const void> taken_;
   Initializers initializers_;
 };
 
@@ -159,7 +160,8 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 /// The tree below it mirrors `module`, which stays in use: its parameters, by the same names,
 /// follow the slots. From here on call the result, and not `module`. `Classes`: the classes in it,
 /// other than M, that register parameters themselves, as kSlotMembers names them. Throws Error,
-/// naming it, for a parameter that no member is known of, as nn::Hooked does. Not collective.
+/// naming it, for a parameter that no member is known of, as nn::Hooked does, and for a module that
+/// an earlier result, which still lives, has taken. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");

@@ -40,7 +40,8 @@ struct NormOptions {
 ///
 /// Collective over the ranks of all meshes together, whether they have gradients or not: one
 /// all-reduce of one or two numbers, for which the host does not wait. Returns a plain 0-d fp32
-/// tensor, the same on every rank. torch.nn.utils.get_total_norm.
+/// tensor, the same on every rank; without `over`, and of parameters that are all plain, it is
+/// each rank's own norm, and nothing is communicated. torch.nn.utils.get_total_norm.
 ///
 /// Throws Error, before anything is communicated, for a norm_type that is not above 0, for an
 /// unknown name in distinct_along, and, without `over`, for meshes where none holds all others.

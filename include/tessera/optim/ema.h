@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -19,7 +20,7 @@ namespace tessera::optim {
 /// communication.
 class Ema final : public Optimizer {
  public:
-  /// Throws Error unless 0 <= decay < 1.
+  /// Throws Error unless 0 <= decay < 1, and for no optimizer.
   Ema(std::shared_ptr<Optimizer> inner, double decay);
 
   const std::vector<nn::SlotPtr>& parameters() const override { return inner_->parameters(); }
@@ -27,8 +28,9 @@ class Ema final : public Optimizer {
   std::vector<StateTensor> state() override;
 
   /// Exchanges the parameters with their averages, for evaluation or an export; a second call gives
-  /// them back. Not to be called between a forward and its backward. Not collective. Throws Error
-  /// for parameters narrower than fp32, which would not come back as they were.
+  /// them back: in between, step() and state() throw Error. Not to be called between a forward and
+  /// its backward. Not collective. Throws Error, before anything is changed, for parameters
+  /// narrower than fp32, which would not come back as they were.
   void swap();
 
  private:
@@ -36,10 +38,13 @@ class Ema final : public Optimizer {
   void update_scaled(const at::Tensor& gradient_factor) override;
   void average();
   void make_averages();
+  void check_not_swapped() const;
+  void check_sizes(std::size_t index) const;
 
   std::shared_ptr<Optimizer> inner_;
   double decay_;
   std::vector<at::Tensor> averages_;  ///< beside parameters(); undefined for frozen ones
+  bool swapped_ = false;              ///< the parameters are the averages now
 };
 
 }  // namespace tessera::optim

@@ -18,7 +18,7 @@ Schedule parse_schedule(std::string_view name);
 struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;   ///< steps
-  std::int64_t steps = 0;    ///< of the whole run
+  std::int64_t steps = 0;    ///< of the whole run; needed unless constant
   double decay_ratio = 0.2;  ///< for kWsd: the last share of the steps, in which it falls
   double min_factor = 0;     ///< what the rate falls to, as a share of the full one
 };
@@ -41,7 +41,8 @@ class LrSchedule {
   [[deprecated("pass LrScheduleOptions")]] LrSchedule(Schedule schedule, std::int64_t warmup,
                                                       std::int64_t steps)
       : LrSchedule(LrScheduleOptions{.schedule = schedule, .warmup = warmup, .steps = steps}) {}
-  /// Pure. min_factor at and beyond step N, unless constant.
+  /// Pure. min_factor at and beyond step N, unless constant. Throws Error without steps, unless
+  /// constant.
   double factor(std::int64_t step) const;
 
  private:

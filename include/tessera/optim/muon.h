@@ -71,8 +71,9 @@ class Muon : public GroupedOptimizer<MuonOptions> {
 struct MuonSplit {
   std::vector<nn::SlotPtr> matrices, rest;
 };
-/// Matrices: the 2-D parameters, except those of an nn::Embedding (or tied to one) and those whose
-/// FQN matches one of the patterns `rest` (see nn::matches_fqn): {"lm_head.weight"}.
+/// Matrices: the 2-D parameters, except those of an embedding (or tied to one), nn::Embedding or
+/// libtorch's, and those with an FQN that matches one of the patterns `rest` (see nn::matches_fqn):
+/// {"lm_head.weight"}. Throws Error for a pattern that matches no parameter.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
 
 }  // namespace tessera::optim

@@ -17,7 +17,7 @@ namespace tessera::optim {
 /// They step in the order given.
 class OptimizerList : public Optimizer {
  public:
-  /// Throws Error for a parameter that two of them update.
+  /// Throws Error for a parameter that two of them update, and for a null optimizer.
   explicit OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers);
 
   const std::vector<nn::SlotPtr>& parameters() const override { return parameters_; }

@@ -2,12 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/optim/optimizer.h"
 
@@ -47,8 +49,9 @@ class SlotOptimizer : public Optimizer {
 
  protected:
   /// `groups`: the parameters of each group. `state_names`: one tensor of the shard's sizes for
-  /// each. `counts_steps`: a counter "step" as well. Throws Error for a slot that is in two groups;
-  /// within one, repeats (tied weights) count once.
+  /// each. `counts_steps`: a counter "step" as well. Throws Error for a slot that is in two groups,
+  /// for a null slot, and if there are no parameters; within a group, repeats (tied weights) count
+  /// once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
@@ -80,6 +83,8 @@ class SlotOptimizer : public Optimizer {
  private:
   void update(double gradient_factor) final;
   void update_scaled(const at::Tensor& gradient_factor) final;
+  /// Throws Error, before a step changes anything, for rates that make no sense.
+  virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();
   void check_parameter(std::size_t index) const;
   void make_states(const std::vector<std::size_t>& indices);
@@ -174,10 +179,16 @@ template <class Options, class Base = SlotOptimizer>
 class GroupedOptimizer : public Base {
  public:
   std::size_t groups() const { return options_.size(); }
-  /// May be changed between steps.
-  Options& options(std::size_t group = 0) { return options_.at(group); }
-  const Options& options(std::size_t group = 0) const { return options_.at(group); }
-  double lr(std::size_t group = 0) const { return options_.at(group).lr * lr_factor_; }
+  /// May be changed between steps. A step throws Error for an lr that is negative or not finite.
+  Options& options(std::size_t group = 0) {
+    check_group(group);
+    return options_[group];
+  }
+  const Options& options(std::size_t group = 0) const {
+    check_group(group);
+    return options_[group];
+  }
+  double lr(std::size_t group = 0) const { return options(group).lr * lr_factor_; }
   void scale_lr(double factor) final { lr_factor_ = factor; }
 
  protected:
@@ -190,6 +201,17 @@ class GroupedOptimizer : public Base {
   }
 
  private:
+  void check_group(std::size_t group) const {
+    TESSERA_CHECK(group < groups(), "group ", group, " of an optimizer that has ", groups(),
+                  " was asked for; groups count from 0");
+  }
+  void check_rates() const final {
+    for (std::size_t group = 0; group < groups(); ++group) {
+      TESSERA_CHECK(lr(group) >= 0 && std::isfinite(lr(group)), "a step at the rate ", lr(group),
+                    " was asked for, in group ", group,
+                    " of an optimizer; set an lr and a factor that are finite and not negative");
+    }
+  }
   static std::vector<std::vector<nn::SlotPtr>> slots_of_groups(
       const std::vector<Group<Options>>& groups) {
     std::vector<std::vector<nn::SlotPtr>> slots;

@@ -66,7 +66,7 @@ class Checkpointer {
   using Json = nlohmann::json;
 
   /// Looks for where to start. Throws Error if that is not what the options say: for steps where a
-  /// new run would begin, or none to resume.
+  /// new run would begin, or none to resume; and for options that make no sense.
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
@@ -117,6 +117,7 @@ class Checkpointer {
 
  private:
   std::string option(const char* name) const { return options_.names.dashes + name; }
+  void check_options() const;
   void find_source();
   void begin_run();
   void go_on_from(std::int64_t step);

@@ -32,7 +32,7 @@ std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mes
                                const std::function<bool()>& stop = {});
 
 /// Runs `body` with the averages of an optim::Ema as the weights, and with the weights as they are
-/// where the optimizer is another.
+/// where the optimizer is another. Also where `body` throws, the weights are back afterwards.
 void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void()>& body);
 
 }  // namespace tessera::training

@@ -36,8 +36,8 @@ struct StepOptions {
 
 /// What a step has found.
 struct StepResult {
-  double loss = 0;       ///< mean over all ranks and micro-batches
-  double grad_norm = 0;  ///< before clipping
+  double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
+  double grad_norm = 0;  ///< of the whole model, before clipping
   double lr_factor = 1;  ///< what the schedule has multiplied the rate by
   std::optional<double> loss_scale = std::nullopt;  ///< of the step; nullopt without loss scaling
   bool skipped = false;                             ///< no update, because a gradient overflowed
@@ -54,7 +54,14 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 ///
 /// `data_mesh`: 1-D, the ranks that hold different data. Collective over the model's meshes. Throws
 /// Error on every rank for a loss or gradient norm that is not finite, with the parameter; an error
-/// of libtorch's on one rank becomes an Error there, with the step, the FSDP unit and the rank.
+/// of libtorch's on one rank becomes an Error there, with the step, the FSDP unit and the rank. On
+/// every rank too for a model of which FSDP has put nothing on `data_mesh`, as no gradient would be
+/// summed over it.
+///
+/// A step that throws leaves no gradients and is not counted. Where the figures were not finite, a
+/// CPU has found it before the update: the parameters are as they were. On a GPU, where the host
+/// waits only once a step, the parameters have been updated by then, and are lost: go back to a
+/// checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 

@@ -44,8 +44,8 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
   return found->second;
 }
 
-/// Throws Error for a parameter that is a pending sum, or whose copies differ between ranks: only
-/// one copy would be saved, and the others lost.
+/// Throws Error for a parameter that is a pending sum, or that is known to differ between ranks
+/// (set_distinct_along): only one copy would be saved, and the others lost.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);
 /// Throws Error for a parameter that is not filled.
 void check_filled(const std::vector<NamedParameter>& parameters);

@@ -7,6 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -18,6 +20,7 @@
 #include "step/dropout_calls.h"
 #include "step/objects.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/core/detail/crc32c.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -54,6 +57,38 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       "or save another step, to another folder, or with another run_id or keep: save the same on "
       "all "
       "ranks");
+}
+
+/// One line for each parameter that is on no mesh: its name, and a checksum of its values. Copies
+/// of parameters on a mesh are equal by how they are trained; nothing keeps these equal.
+std::string plain_values(const nn::ModuleBase& model) {
+  std::string lines;
+  for (const NamedParameter& each : parameter_names(model)) {
+    const at::Tensor& tensor = each.slot->persistent();
+    if (tessera::is_distributed(tensor)) {
+      continue;
+    }
+    const at::Tensor host = tensor.detach().cpu().contiguous();
+    const std::span bytes(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
+    lines += fmt::format("{} {:08x}\n", each.names.front(), detail::crc32c(bytes));
+  }
+  return lines;
+}
+
+/// A file holds one value of a parameter: rank 0's would be saved, and the others lost.
+void check_same_values(comm::Communicator& hosts, const std::string& own) {
+  const std::vector<std::string> all = comm::texts_that_differ(hosts, own);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    std::istringstream first(all[0]), other(all[rank]);
+    std::string name, sum, other_name, other_sum;
+    while (first >> name >> sum && other >> other_name >> other_sum) {
+      TESSERA_CHECK(name == other_name && sum == other_sum, "parameter '", name,
+                    "' is on no mesh and has other values on rank ", rank,
+                    " than on rank 0, but a checkpoint holds one tensor under that name: put it in "
+                    "a unit of fsdp::fully_shard or fsdp::replicate, which keep its copies equal, "
+                    "or make them equal before saving");
+    }
+  }
 }
 
 /// Notes the mesh of the first tensor that is on one, for information.
@@ -97,7 +132,7 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
                           std::int64_t step, const StateDict& state, const SaveOptions& options) {
   PreparedSave prepared{StepFolder(dir, step, options.run_id), options.keep, {}, {}};
   std::int64_t own = 0;
-  std::string own_states;
+  std::string own_states, own_values;
   run_or_fail_on_all(hosts, [&] {
     check_arguments(step, state, options);
     check_filled(saved_slots(state.model));
@@ -115,8 +150,10 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
     set_tensors(prepared.manifest, entries, plan);
     add_stateful(prepared.manifest, state);
     own_states = own_rank_states(state.rank_states).dump();
+    own_values = hosts.size() > 1 ? plain_values(state.model) : "";
   });
   check_same_plan(hosts, own);
+  check_same_values(hosts, own_values);
   if (!state.rank_states.empty()) {
     prepared.manifest.rank_states =
         rank_state_lists(comm::gather_texts(hosts, c10::kCPU, own_states));

@@ -11,7 +11,6 @@
 #include <span>
 #include <utility>
 
-#include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
@@ -87,12 +86,14 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   return ranks;
 }
 
-/// The ranks that hold each part of a tensor; a plain one is whole on all `world_size` ranks.
-/// Computed from the layout alone: the same on every rank of the world. The other slices of a
-/// sliced mesh hold copies. Throws Error for a mesh whose other slices have unknown ranks.
-std::vector<Holders> holders_of(const at::Tensor& tensor, int world_size) {
+/// The ranks that hold each part of a tensor. Computed from the layout alone: the same on every
+/// rank of the world. The other slices of a sliced mesh hold copies. Throws Error for a mesh whose
+/// other slices have unknown ranks.
+std::vector<Holders> holders_of(const at::Tensor& tensor) {
+  // Nothing keeps plain tensors equal, such as the statistics of a norm: rank 0's are saved, whole,
+  // and never a mixture.
   if (!tessera::is_distributed(tensor)) {
-    return {{{}, comm::ranks_of_world(world_size)}};
+    return {{{}, {0}}};
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
@@ -277,7 +278,7 @@ std::string SavePlan::file_name(const PlannedChunk& chunk) const {
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   Writers writers(entries, world_size);
   for (std::size_t index = 0; index < entries.size(); ++index) {
-    for (const Holders& holders : holders_of(entries[index].tensor, world_size)) {
+    for (const Holders& holders : holders_of(entries[index].tensor)) {
       for (PlannedChunk& chunk : chunks_at(entries[index], index, holders.coordinate)) {
         writers.add(std::move(chunk), holders.ranks);
       }

@@ -37,8 +37,8 @@ struct SavePlan {
   std::string file_name(const PlannedChunk& chunk) const;
 };
 
-/// A chunk that several ranks hold is written by the one with the least to write; large ones are
-/// divided among them.
+/// A chunk that several ranks of a mesh hold is written by the one with the least to write; large
+/// ones are divided among them. Rank 0 writes the tensors that are on no mesh.
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size);
 
 /// A hash of a step's folder, the names, types, sizes and chunks of a state, and `others`, further

@@ -78,9 +78,10 @@ void BatchLoader::check_sizes() const {
 /// Rows [first, last) of the batch: inputs and targets, (rows, sequence) each.
 BatchLoader::Batch BatchLoader::load(std::int64_t step, std::int64_t first, std::int64_t last,
                                      bool pinned) const {
-  TESSERA_CHECK(step >= 0 && first >= 0 && first <= last && last <= options_.batch, "rows [", first,
-                ", ", last, ") of step ", step, " were asked for, but a batch has rows [0, ",
-                options_.batch, ")");
+  TESSERA_CHECK(step >= 0, "the batch of step ", step, " was asked for; steps count from 0");
+  TESSERA_CHECK(first >= 0 && first <= last && last <= options_.batch, "rows [", first, ", ", last,
+                ") of step ", step, " were asked for, but a batch has rows [0, ", options_.batch,
+                ")");
   const auto tensor = [&] {
     return at::empty({last - first, sequence_}, at::dtype(at::kLong).pinned_memory(pinned));
   };

@@ -6,6 +6,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <mutex>
+#include <unordered_set>
 
 #include "held/held_classes.h"
 #include "tessera/core/error.h"
@@ -26,7 +28,29 @@ auto find_member(const detail::HeldTensors& members, const std::string& name,
   });
 }
 
+/// Modules that have a holder.
+struct Taken {
+  std::mutex mutex;
+  std::unordered_set<const torch::nn::Module*> modules;
+};
+
+/// Never destroyed: a holder may outlive other statics.
+Taken& taken() {
+  static auto* const all = new Taken;
+  return *all;
+}
+
 }  // namespace
+
+std::shared_ptr<const void> detail::take_module(const torch::nn::Module& module) {
+  const std::lock_guard lock(taken().mutex);
+  TESSERA_CHECK(taken().modules.insert(&module).second, "nn::adopt was given a ", module.name(),
+                " that was adopted before; use what the first call returned");
+  return {&module, [](const torch::nn::Module* own) {
+            const std::lock_guard unlisting(taken().mutex);
+            taken().modules.erase(own);
+          }};
+}
 
 HeldSubmodule::HeldSubmodule(std::shared_ptr<torch::nn::Module> module, const std::string& fqn,
                              Maker& maker)

@@ -7,6 +7,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,8 +19,9 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/matched_slots.h"
 #include "tessera/nn/embedding.h"
-#include "tessera/nn/fqn_pattern.h"
 
 namespace tessera::optim {
 namespace {
@@ -78,10 +80,22 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& 
   return tall ? x.t() : x;
 }
 
+/// Whether it holds an embedding of libtorch's (nn::Hooked, nn::adopt).
+bool holds_embedding(const nn::ModuleBase* module) {
+  const auto* const holder = dynamic_cast<const nn::detail::HoldsModule*>(module);
+  if (holder == nullptr) {
+    return false;
+  }
+  const torch::nn::Module& held = holder->held_module();
+  return dynamic_cast<const torch::nn::EmbeddingImpl*>(&held) != nullptr ||
+         dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&held) != nullptr;
+}
+
 /// Tied weights have several owners; one embedding among them is enough.
 bool is_embedding(const nn::ParameterSlot& slot) {
   return std::ranges::any_of(slot.owners(), [](const nn::ParameterSlot::Owner& owner) {
-    return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr;
+    return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr ||
+           holds_embedding(owner.module);
   });
 }
 
@@ -229,12 +243,12 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards, double factor) 
 
 /// By sizes, owner and name, as nothing in a model says which layers are hidden.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
+  const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;
   for (const auto& [name, slot] : module.named_slots()) {
-    const bool named = std::ranges::any_of(
-        rest, [&fqn = name](const std::string& pattern) { return nn::matches_fqn(pattern, fqn); });
     const at::Tensor& tensor = slot->persistent();
-    const bool matrix = tensor.dim() == 2 && !tensor.is_complex() && !named && !is_embedding(*slot);
+    const bool matrix =
+        tensor.dim() == 2 && !tensor.is_complex() && !named.contains(slot) && !is_embedding(*slot);
     (matrix ? split.matrices : split.rest).push_back(slot);
   }
   return split;

@@ -74,6 +74,36 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   });
 }
 
+/// Of more than 1 MiB, and a small one.
+struct WithLargeBuffer : nn::Module<WithLargeBuffer> {
+  WithLargeBuffer() {
+    large = register_buffer_slot("large", {1025, 256});
+    small = register_buffer_slot("small", {3});
+  }
+  nn::Child<nn::Linear> linear{*this, "linear", 2, 3};
+  nn::Parameter large, small;
+};
+
+// As the statistics of a norm, which each rank takes of its own rows.
+TEST(Buffers, AreThoseOfRank0WhereRanksHaveTheirOwn) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithLargeBuffer model;
+    nn::init_weights(*model.linear, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    const auto fill = [&](double value) {
+      model.large.slot()->set(at::full({1025, 256}, value));
+      model.small.slot()->set(at::full({3}, value));
+    };
+    fill(rank.rank() + 1);
+    save(*rank.world(), dir.path(), 1, {model});
+    fill(9);
+    load(*rank.world(), dir.path(), {model});
+    EXPECT_TRUE(at::equal(model.large, at::ones({1025, 256})));
+    EXPECT_TRUE(at::equal(model.small, at::ones({3})));
+  });
+}
+
 TEST(Buffers, GoThroughAHuggingFaceFolder) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {

@@ -139,10 +139,10 @@ TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
 TEST(ShardedCheckpoint, WritesCopiesOnceAndSpreadsThem) {
   const TemporaryFolder dir;
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    // Copies along dp, large enough to be divided; and a plain one, on every rank.
+    // Copies along dp, large enough to be divided; and a small one, on every rank.
     nn::Linear net(512, 2049);
     net.slot("weight")->set(distribute_tensor(at::ones({2049, 512}), mesh["tp"], {Shard{0}}));
-    net.slot("bias")->set(at::ones({2049}));
+    net.slot("bias")->set(distribute_tensor(at::ones({2049}), mesh["tp"], {Replicate{}}));
     save(*rank.world(), dir.path(), 1, {net});
   });
   const Manifest manifest = read_manifest(dir / "step-00000001");
@@ -268,6 +268,22 @@ TEST(ShardedCheckpoint, RefusesModelsThatDifferBetweenRanks) {
   });
   EXPECT_CONTAINS(errors, "ranks 1 have another model");
   EXPECT_TRUE(dir.files().empty());
+}
+
+// As of a model that was never sharded, trained by each rank alone.
+TEST(ShardedCheckpoint, RefusesParametersOnNoMeshWhoseValuesDifferBetweenRanks) {
+  const TemporaryFolder dir;
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    Wide net(7);
+    net.middle->slot("weight")->set(at::ones({7, 5}));
+    net.middle->slot("bias")->set(at::ones({7}));
+    save(*rank.world(), dir.path(), 1, {net});
+    net.middle->slot("bias")->set(at::full({7}, rank.rank()));
+    save(*rank.world(), dir.path(), 2, {net});
+  });
+  EXPECT_CONTAINS(errors, "parameter 'middle.bias' is on no mesh and has other values on rank 1",
+                  "fsdp::replicate");
+  EXPECT_EQ(dir.files(), Names{"step-00000001"});
 }
 
 TEST(ShardedCheckpoint, RefusesOptionsOfASaveThatDifferBetweenRanks) {

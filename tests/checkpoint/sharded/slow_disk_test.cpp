@@ -21,7 +21,7 @@ using testing::RanksOptions;
 using testing::SystemCallFault;
 using testing::TemporaryFolder;
 
-/// Each call of rank 1 on its file takes 0.2 s, and it makes more than four.
+/// Each call of rank 1 on its file takes 0.2 s, and it makes four or more.
 RanksOptions short_time_out() {
   return {.world = {.timeout = std::chrono::milliseconds(600),
                     .watchdog = std::chrono::milliseconds(0)}};
@@ -42,7 +42,7 @@ TEST(SlowDisk, IsWaitedForWhileItGetsOn) {
           save(*rank.world(), dir.path(), 1, state.dict());
         },
         short_time_out());
-    EXPECT_GT(SystemCallFault::calls("pwrite"), 4);
+    EXPECT_GE(SystemCallFault::calls("pwrite"), 4);
   }
   const SystemCallFault fault(file_of_rank_1(dir, ""), "pread:1:slow");
   RunRanks(
@@ -52,7 +52,7 @@ TEST(SlowDisk, IsWaitedForWhileItGetsOn) {
         load(*rank.world(), dir.path(), state.dict());
       },
       short_time_out());
-  EXPECT_GT(SystemCallFault::calls("pread"), 4);
+  EXPECT_GE(SystemCallFault::calls("pread"), 4);
 }
 
 /// A piece of 2 MiB for one read, 0.2 s for each quarter of one.

@@ -28,6 +28,10 @@ class HoldsModule {
   virtual const torch::nn::Module& held_module() const = 0;
 };
 
+/// Takes a module for one holder alone, until what is returned is gone. Throws Error where another
+/// has it: the two would split its parameters each for itself.
+std::shared_ptr<const void> take_module(const torch::nn::Module& module);
+
 /// Fills the parameters and buffers that `module` has itself with what libtorch's class begins
 /// with; `holder` has the slots. Does nothing for a class that is not libtorch's.
 void reset_held(const torch::nn::Module& module, const ModuleBase& holder, const InitContext& init);
