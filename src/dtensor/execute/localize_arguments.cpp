@@ -194,7 +194,7 @@ class Localizer {
       return;
     }
     check_readable(impl, info_.name);
-    if (!info_.is_written(argument)) {
+    if (!info_.is_written(argument) && !plan_.inputs[next_input_].updated) {
       return;
     }
     if (info_.changes_shape) {

@@ -51,6 +51,7 @@ struct CallPlan {
     /// Where the operator leaves a new value of the tensor that has to be brought back to it: the
     /// layout of that value. Else nullptr.
     LayoutPtr written = nullptr;
+    bool updated = false;   ///< written, though the schema does not say so: running statistics
     bool detached = false;  ///< a view that holds a copy (detached_view.h)
     /// For kRecorded: the layout of the gradient that autograd finds for the local tensor.
     LayoutPtr gradient = nullptr;

@@ -271,7 +271,15 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   if (info.changes_shape) {
     return;
   }
-  for (const std::size_t number : written_inputs(info, bound)) {
+  std::vector<std::size_t> written = written_inputs(info, bound);
+  for (const auto& pair : inplace) {
+    const auto number = static_cast<std::size_t>(pair.input);
+    if (std::ranges::find(written, number) == written.end()) {
+      plan.inputs[number].updated = true;
+      written.push_back(number);
+    }
+  }
+  for (const std::size_t number : written) {
     CallPlan::Input& input = plan.inputs[number];
     LayoutPtr left = input.layout();
     for (const auto& pair : inplace) {

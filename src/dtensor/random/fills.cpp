@@ -54,21 +54,62 @@ std::uint64_t last_integer(c10::ScalarType type) {
   }
 }
 
-/// In [0, range), of 63 bits that two numbers make: one has 53, and the last bits count too.
-at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
-  constexpr double kLow = 4294967296.0;  // 2^32
+/// Whether a type has a value near this one, which may be a large one's nearest.
+bool holds(c10::ScalarType type, double value) {
+  switch (type) {
+    case c10::ScalarType::Double:
+      return std::isfinite(value);
+    case c10::ScalarType::Float:
+      return std::abs(value) <= std::numeric_limits<float>::max();
+    case c10::ScalarType::BFloat16:
+      return std::abs(value) <= std::numeric_limits<c10::BFloat16>::max();
+    case c10::ScalarType::Half:
+      return std::abs(value) <= std::numeric_limits<c10::Half>::max();
+    default:
+      const auto last = static_cast<double>(last_integer(type));
+      const bool is_signed = type != c10::ScalarType::Byte && type != c10::ScalarType::Bool;
+      return value <= last && value >= (is_signed ? -last - 1 : 0);
+  }
+}
+
+/// Integers of up to 64 bits, that two numbers make: one has 53, and the last bits count too.
+at::Tensor bits_of(const RandomTarget& target, int bits) {
+  constexpr int kLowBits = 32;
   const RandomKey more{target.key.seed, substream(target.key.stream, 0)};
-  const auto high = uniform_numbers(target).mul_(kLow / 2).floor_().to(at::kLong);
-  const auto low = numbers(target, kernels::Uniform{0, kLow}, more).floor_().to(at::kLong);
-  const auto bits = high.mul_(static_cast<std::int64_t>(kLow)).add_(low);
-  constexpr auto kAll = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  return range > kAll ? bits : bits.remainder_(static_cast<std::int64_t>(range));
+  const auto high = uniform_numbers(target).mul_(std::exp2(bits - kLowBits)).floor_();
+  const auto low = numbers(target, kernels::Uniform{0, std::exp2(kLowBits)}, more).floor_();
+  return high.to(at::kLong).bitwise_left_shift_(kLowBits).add_(low.to(at::kLong));
+}
+
+/// In [0, range), as the remainder, like libtorch; 0 is 2^64.
+at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
+  constexpr std::uint64_t kHalf = std::uint64_t{1} << 63;
+  if (range != 0 && range <= kHalf) {
+    const auto bits = bits_of(target, 63);
+    return range == kHalf ? bits : bits.remainder_(static_cast<std::int64_t>(range));
+  }
+  const auto bits = bits_of(target, 64);
+  // Signed integers compare as unsigned ones do if both have the highest bit inverted.
+  const auto end = static_cast<std::int64_t>(range);
+  const auto least = std::numeric_limits<std::int64_t>::min();
+  return range == 0 ? bits : at::where((bits ^ least) >= (end ^ least), bits - end, bits);
+}
+
+/// From `from` to `last`, which is one of them.
+void fill_integers_within(const RandomTarget& target, std::int64_t from, std::int64_t last) {
+  const c10::ScalarType type = target.local.scalar_type();
+  for (const std::int64_t bound : {from, last}) {
+    TESSERA_CHECK(holds(type, static_cast<double>(bound)), "random integers from ", from, " to ",
+                  last, " were asked for, but ", c10::toString(type), " has no ", bound,
+                  ": give other bounds, or take another type");
+  }
+  const auto width = static_cast<std::uint64_t>(last) - static_cast<std::uint64_t>(from) + 1;
+  target.local.copy_(integers(target, width).add_(from));
 }
 
 void fill_integers_between(const RandomTarget& target, std::int64_t from, std::int64_t to) {
   TESSERA_CHECK(from < to, "random integers from ", from, " to ", to, " were asked for");
-  const auto range = static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from);
-  target.local.copy_(integers(target, range).add_(from));
+  fill_integers_within(target, from, to - 1);
 }
 
 }  // namespace
@@ -79,7 +120,11 @@ void fill_integers_between(const RandomTarget& target, std::int64_t from, std::i
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();
   const double to = arguments[2].toDouble();
+  const c10::ScalarType type = target.local.scalar_type();
   TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, " were asked for");
+  TESSERA_CHECK(holds(type, from) && holds(type, to) && holds(type, to - from),
+                "uniform numbers from ", from, " to ", to, " were asked for, which ",
+                c10::toString(type), " does not hold: give finite bounds within it");
   fill_random(target.local, target.place, kernels::Uniform{from, to - from}, target.key);
 }
 
@@ -101,6 +146,8 @@ void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
 
 void fill_exponential(const RandomTarget& target, Arguments arguments) {
   const double rate = arguments[1].toDouble();
+  TESSERA_CHECK(target.local.is_floating_point(), "exponential numbers were asked for in a tensor ",
+                "of ", c10::toString(target.local.scalar_type()), ": take a floating-point one");
   TESSERA_CHECK(rate > 0.0, "exponential numbers of rate ", rate, " were asked for");
   target.local.copy_(uniform_numbers(target).log_().div_(-rate));
 }
@@ -141,9 +188,10 @@ void fill_integers_to(const RandomTarget& target, Arguments arguments) {
 void fill_integers_from(const RandomTarget& target, Arguments arguments) {
   const std::int64_t from = arguments[1].toInt();
   const auto last = static_cast<std::int64_t>(last_integer(target.local.scalar_type()));
-  const bool ends = !arguments[2].isNone();
-  // An end that is not given is behind the last integer, which may be the last of all.
-  fill_integers_between(target, from, ends ? arguments[2].toInt() : last);
+  if (arguments[2].isNone()) {
+    return fill_integers_within(target, from, last);
+  }
+  fill_integers_between(target, from, arguments[2].toInt());
 }
 
 RandomSourceScope::RandomSourceScope(at::Tensor source)

@@ -141,6 +141,40 @@ TEST(BatchNorm, FollowsWithItsRunningStatistics) {
   });
 }
 
+// By the rule, which brings the statistics to the layout of the channels and their new values back.
+TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
+  const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
+  const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});
+  const auto update = [](const at::Tensor& x, const at::Tensor& of_batches) {
+    at::batch_norm(x, {}, {}, of_batches.select(0, 1), of_batches.select(0, 2), true, 0.1, 1e-5,
+                   false);
+  };
+  const at::Tensor expected = statistics.clone();
+  update(values, expected);
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
+    const auto in = [&](const at::Tensor& tensor, const Placement& placement) {
+      return DistributedTensor(distribute_tensor(tensor.clone(), mesh, {Replicate{}}))
+          .redistribute({placement})
+          .tensor();
+    };
+    for (const Placement& of_values :
+         {Placement{Replicate{}}, Placement{Shard{0}}, Placement{Shard{1}}, Placement{Partial{}}}) {
+      for (const Placement& of_statistics :
+           {Placement{Replicate{}}, Placement{Shard{0}}, Placement{Shard{1}}}) {
+        const at::Tensor found = in(statistics, of_statistics);
+        update(in(values, of_values), found);
+        EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), expected))
+            << of_values << " " << of_statistics;
+      }
+    }
+    const at::Tensor mean = in(at::zeros({1}, at::kDouble), Shard{0});
+    const at::Tensor variance = in(at::ones({1}, at::kDouble), Shard{0});
+    at::batch_norm(in(at::arange(16, at::kDouble).view({4, 1, 4}), Partial{}), {}, {}, mean,
+                   variance, true, 0.1, 1e-5, false);
+    EXPECT_DOUBLE_EQ(DistributedTensor(mean).full_tensor().item<double>(), 0.75);
+  });
+}
+
 TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
   RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});

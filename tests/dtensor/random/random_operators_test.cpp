@@ -6,6 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
 #include <ostream>
 
 #include "tessera/comm/trace.h"
@@ -205,6 +209,30 @@ TEST(RandomOperators, HaveTheDistributionThatIsAskedFor) {
   });
 }
 
+TEST(RandomOperators, DrawAllIntegersUpToTheLast) {
+  RunRanks(1, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::zeros({20'000}), rank.mesh({1}, {"x"}), {Shard{0}});
+    const std::map<c10::ScalarType, std::int64_t> last{{at::kBool, 1},
+                                                       {at::kByte, 255},
+                                                       {at::kChar, 127},
+                                                       {at::kHalf, 2048},
+                                                       {at::kBFloat16, 256}};
+    for (const auto& [type, largest] : last) {
+      const auto drawn = at::zeros_like(x, type).random_(0, std::optional<std::int64_t>{});
+      EXPECT_EQ(local_tensor(drawn).max().to(at::kLong).item<std::int64_t>(), largest) << type;
+    }
+    // More than 2^63 integers.
+    using Limits = std::numeric_limits<std::int64_t>;
+    const auto wide =
+        local_tensor(at::zeros_like(x, at::kLong).random_(Limits::min(), Limits::max()));
+    EXPECT_NEAR(wide.ge(0).to(at::kDouble).mean().item<double>(), 0.5, 0.02);
+    const auto all = local_tensor(
+        at::zeros_like(x, at::kLong)
+            .random_(std::numeric_limits<std::int64_t>::min(), std::optional<std::int64_t>{}));
+    EXPECT_NEAR(all.lt(0).to(at::kDouble).mean().item<double>(), 0.5, 0.02);
+  });
+}
+
 TEST(RandomOperators, RefuseWhatLibtorchRefuses) {
   RunRanks(1, [](Rank& rank) {
     const at::Tensor x = distribute_tensor(at::zeros({4}), rank.mesh({1}, {"x"}), {Shard{0}});
@@ -213,6 +241,14 @@ TEST(RandomOperators, RefuseWhatLibtorchRefuses) {
     EXPECT_ERROR(x.cauchy_(0, 0), "Cauchy numbers of sigma 0");
     EXPECT_ERROR(x.log_normal_(0, 0), "log-normal numbers of std 0");
     EXPECT_ERROR(x.random_(3, 3), "random integers from 3 to 3");
+    const auto of = [&x](c10::ScalarType type) { return at::zeros_like(x, type); };
+    EXPECT_ERROR(of(at::kChar).random_(0, 300), "but Char has no 299");
+    EXPECT_ERROR(of(at::kByte).random_(-5, 5), "but Byte has no -5");
+    EXPECT_ERROR(of(at::kBool).random_(3), "but Bool has no 2");
+    EXPECT_ERROR(of(at::kHalf).random_(1'000'000), "but Half has no 999999");
+    EXPECT_ERROR(of(at::kHalf).uniform_(0, 1e6), "which Half does not hold");
+    EXPECT_ERROR(of(at::kDouble).uniform_(0, INFINITY), "which Double does not hold");
+    EXPECT_ERROR(of(at::kInt).exponential_(), "were asked for in a tensor of Int");
   });
 }
 
