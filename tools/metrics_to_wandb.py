@@ -41,7 +41,7 @@ def flat(record, prefix=""):
 def read_steps(file):
     """(step, numbers) of each line. A line without an end is still being written."""
     last = -1
-    for number, line in enumerate(file.read_text().splitlines(keepends=True), 1):
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(keepends=True), 1):
         if not line.endswith("\n"):
             return
         try:
@@ -62,8 +62,12 @@ def flags_of(path):
         return {}
     if tomllib is None:
         sys.exit(f"error: Python 3.11 or newer is needed to read '{file}'; name '{path / 'metrics.jsonl'}' instead")
+    try:
+        sections = tomllib.loads(file.read_text())
+    except ValueError as error:
+        sys.exit(f"error: '{file}' is no file of flags ({error}); name '{path / 'metrics.jsonl'}' instead")
     flags = {}
-    for name, value in tomllib.loads(file.read_text()).items():
+    for name, value in sections.items():
         flags |= value if isinstance(value, dict) else {name: value}  # in a section, or in none
     return flags
 
@@ -77,6 +81,8 @@ def main():
     parser.add_argument("--dir", help="where the folder wandb is made (here)")
     arguments = parser.parse_args()
     steps = list(read_steps(metrics_file(arguments.metrics)))
+    if not steps:
+        sys.exit(f"error: '{metrics_file(arguments.metrics)}' has no whole line yet; send it after the first step")
     os.environ.setdefault("WANDB_MODE", "offline")
     try:
         import wandb

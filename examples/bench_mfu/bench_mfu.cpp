@@ -14,14 +14,20 @@
 #include "examples/bench_mfu/shapes.h"
 #include "examples/llama/cli.h"
 #include "tessera/core/atomic_file.h"
+#include "tessera/core/error.h"
 
 namespace {
 
 using namespace bench;
 
+/// Those of a file of this program, which a run reads whole.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 28;
+
 std::int64_t tokens_needed(const std::vector<Trial>& trials) {
   std::int64_t most = 0;
   for (const Trial& trial : trials) {
+    TESSERA_CHECK(trial.batch <= kMostTokens / trial.seq, "--batch ", trial.batch, " of --seq ",
+                  trial.seq, " is more than ", kMostTokens, " tokens a step; take fewer");
     most = std::max(most, trial.batch * trial.seq);
   }
   return most + 1;
@@ -30,7 +36,7 @@ std::int64_t tokens_needed(const std::vector<Trial>& trials) {
 void write_shapes(const BenchOptions& options) {
   for (const std::string& name : options.shapes) {
     const std::filesystem::path config = config_of_shape(options, name);
-    std::filesystem::create_directories(config.parent_path());
+    tessera::files::create_folders(config.parent_path());
     tessera::files::write_file(config, std::string(shape_of(name).config));
   }
 }
@@ -68,7 +74,7 @@ int measure_all(std::vector<std::string> arguments) {
   const BenchOptions options = parse_bench_options(std::move(arguments));
   const std::vector<Trial> trials = trials_of(options);
   const std::filesystem::path out = options.out;
-  std::filesystem::create_directories(out);
+  tessera::files::create_folders(out);
   const std::filesystem::path tokens = out / "tokens.bin";
   write_shapes(options);
   write_tokens(tokens, tokens_needed(trials));

@@ -118,6 +118,8 @@ BenchOptions parse_bench_options(std::vector<std::string> arguments) {
                 "; give more steps");
   TESSERA_CHECK(o.peer.empty() || o.flags.empty(),
                 "--peer makes the step without --flags; leave one of them out");
+  TESSERA_CHECK(o.peer.empty() || std::filesystem::is_regular_file(o.peer), "--peer ", o.peer,
+                " is no file; give benchmarks/peer/torch_step.py");
   check_outputs(o);
   return o;
 }

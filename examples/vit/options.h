@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -16,7 +17,7 @@ namespace vit {
 struct Options {
   Config config{};
   training::CheckpointOptions checkpoints{.every = 50, .steps = 100, .keep = 2};
-  std::string metrics{}, save_hf{}, gpu{}, html{};
+  std::string config_file{}, metrics{}, save_hf{}, gpu{}, html{};
   std::int64_t batch = 64, dp = 1, tp = 1;
   double lr = 1e-3;
   bool plan = false, json = false;
@@ -36,6 +37,19 @@ struct Options {
   }
 };
 
+/// What is written must not replace what is read.
+inline void check_outputs(const Options& o) {
+  const std::map<std::string, std::string> outputs{{"--metrics", o.metrics},
+                                                   {"--html", o.html},
+                                                   {"--checkpoint", o.checkpoints.folder},
+                                                   {"--save-hf", o.save_hf}};
+  for (const auto& [flag, path] : outputs) {
+    std::error_code none;
+    TESSERA_CHECK(path.empty() || !std::filesystem::equivalent(path, o.config_file, none), flag,
+                  " is ", path, ", the file of --config: give another name");
+  }
+}
+
 /// nullopt after --help, which it prints. Throws Error and CLI::ParseError for what no run
 /// can have.
 inline std::optional<Options> parse(int argc, char** argv) {
@@ -43,14 +57,12 @@ inline std::optional<Options> parse(int argc, char** argv) {
   o.checkpoints.names = {.program = "vit_train", .dashes = "--"};
   CLI::App app("Trains a vision transformer on images of stripes");
   const CLI::Range positive(1, 1 << 24), natural(0, 1 << 24);
-  app.add_option_function<std::string>(
-      "--config", [&](const std::string& file) { o.config = read_config(file); },
-      "JSON file with the sizes of the model");
+  app.add_option("--config", o.config_file, "JSON file with the sizes of the model");
   app.add_option("--steps", o.checkpoints.steps, "of the whole run")->check(natural);
   app.add_option("--batch", o.batch, "images of all ranks in a step")->check(positive);
   app.add_option("--dp", o.dp, "ranks of FSDP")->check(positive);
   app.add_option("--tp", o.tp, "ranks of tensor parallelism")->check(positive);
-  app.add_option("--lr", o.lr, "highest learning rate")->check(CLI::PositiveNumber);
+  app.add_option("--lr", o.lr, "highest learning rate")->check(CLI::Range(1e-12, 1e6));
   app.add_option("--metrics", o.metrics, "JSONL file, one line a step");
   app.add_option("--checkpoint", o.checkpoints.folder, "folder of steps");
   app.add_option("--checkpoint-every", o.checkpoints.every, "steps; 0: only at the end")
@@ -71,6 +83,10 @@ inline std::optional<Options> parse(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
     return std::nullopt;
+  }
+  check_outputs(o);
+  if (!o.config_file.empty()) {
+    o.config = read_config(o.config_file);
   }
   return o;
 }

@@ -59,16 +59,20 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// Clears the rest of a segment's room: that of the short rank and of the empty ranks.
+/// Clears the rest of a segment's room: that of the short rank, and of the empty ranks behind it at
+/// once. All before them are full.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
-  const std::int64_t room = segment.shape.padded_numel();
-  for (std::int64_t rank = segment.shape.ranks - 1; rank >= 0; --rank) {
-    const std::int64_t used = segment.shape.numel(rank);
-    // From the last rank backwards: before a full one all are full.
-    if (used == room) {
-      return;
-    }
-    buffer.select(0, rank).narrow(0, segment.offset + used, room - used).zero_();
+  const ShardShape& shape = segment.shape;
+  const std::int64_t room = shape.padded_numel();
+  std::int64_t filled = shape.ranks;
+  while (room > 0 && filled > 0 && shape.numel(filled - 1) == 0) {
+    --filled;
+  }
+  if (filled < shape.ranks) {
+    buffer.narrow(0, filled, shape.ranks - filled).narrow(1, segment.offset, room).zero_();
+  }
+  if (const std::int64_t used = filled > 0 ? shape.numel(filled - 1) : room; used < room) {
+    buffer.select(0, filled - 1).narrow(0, segment.offset + used, room - used).zero_();
   }
 }
 

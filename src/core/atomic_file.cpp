@@ -69,6 +69,14 @@ bool has_two_names(int fd) {
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
 }
 
+/// What is moved to the name of a device or a pipe would take its place.
+void check_replaceable(const std::filesystem::path& path) {
+  std::error_code ignored;  // that of the file itself says more
+  const auto status = std::filesystem::status(path, ignored);
+  TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
+                "', which is a device, a pipe or a socket: give the name of a file");
+}
+
 /// Without a name as yet.
 void write_whole(AtomicFile& file, const std::string& text) {
   file.write_at(0, std::as_bytes(std::span(text)));
@@ -78,6 +86,7 @@ void write_whole(AtomicFile& file, const std::string& text) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  check_replaceable(path_);
   const std::string own = path_.filename().string();
   remove_leftovers(folder_of(path_), [&own](const std::string& name) { return name == own; });
   open_temporary();

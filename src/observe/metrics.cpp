@@ -92,6 +92,9 @@ StepMetrics metrics_of(const json& record) {
 /// Calls `visit(line, record)` for the records up to step `last`.
 template <class Visit>
 void for_each_record(const std::filesystem::path& path, std::int64_t last, const Visit& visit) {
+  if (!std::filesystem::is_regular_file(path)) {
+    return;  // to read a pipe would wait for ever
+  }
   std::ifstream in(path);
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
@@ -187,7 +190,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
-  if (resumed > 0) {
+  if (resumed > 0 && std::filesystem::is_regular_file(path)) {
     std::string kept;
     for_each_record(path, resumed, [&kept](const std::string& line, const json& /*record*/) {
       kept += line + '\n';

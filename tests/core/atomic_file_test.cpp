@@ -1,6 +1,7 @@
 #include "tessera/core/atomic_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <span>
 #include <string>
@@ -110,6 +111,17 @@ TEST(AtomicFile, AnExistingFileIsNotReplacedByANewOne) {
   EXPECT_FALSE(write_new_file(folder / "f", "second"));
   EXPECT_EQ(ReadFile(folder / "f"), "first");
   EXPECT_EQ(folder.files(), std::vector<std::string>{"f"});
+}
+
+TEST(AtomicFile, DoesNotTakeThePlaceOfAPipe) {
+  const TemporaryFolder folder;
+  const auto pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_ERROR(write_file(pipe, "text"), "which is a device, a pipe or a socket");
+  std::filesystem::create_symlink("pipe", folder / "link");
+  EXPECT_ERROR(write_file(folder / "link", "text"), "which is a device, a pipe or a socket");
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
 }
 
 TEST(AtomicFile, IsNewAlsoWhereTheFileSystemHasNoHardLinks) {

@@ -1,8 +1,10 @@
 #include "tessera/observe/metrics.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
+#include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -212,7 +214,7 @@ TEST(PeakFlops, KnowsDevicesByTheirDriversNames) {
   EXPECT_EQ(peak_flops("NVIDIA H20"), 148e12);
   EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB"), 312e12);
   EXPECT_EQ(peak_flops("NVIDIA L40S"), 362e12);
-  EXPECT_EQ(peak_flops("AMD Instinct MI300X"), 1300e12);
+  EXPECT_EQ(peak_flops("AMD Instinct MI300X"), 1307e12);
 }
 
 TEST(PeakFlops, IsThatOfTheType) {
@@ -273,6 +275,22 @@ TEST(MetricsWriter, MakesTheFolder) {
   TemporaryFolder folder;
   MetricsWriter(folder / "a/b/m.jsonl").write(Sample());
   EXPECT_EQ(testing::ReadFile(folder / "a/b/m.jsonl"), to_json(Sample()) + "\n");
+}
+
+TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
+  const TemporaryFolder folder;
+  const auto pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_TRUE(read_metrics(pipe, 5).empty());
+  for (const std::int64_t resumed : {0, 5}) {
+    std::future<std::string> read = std::async(std::launch::async, [&] { return ReadFile(pipe); });
+    {
+      MetricsWriter writer(pipe, resumed);
+      writer.write(Sample());
+      writer.write_again(Sample());
+    }
+    EXPECT_EQ(read.get(), to_json(Sample()) + "\n");
+  }
 }
 
 TEST(MetricsWriter, NamesAFileThatCannotBeWritten) {

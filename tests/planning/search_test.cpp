@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tessera/core/error.h"
 #include "tessera/planning/report.h"
 #include "testing/errors.h"
@@ -59,6 +61,28 @@ TEST(Search, WhatIsFixedStays) {
   const planning::Search found = planning::search(asked);
   ASSERT_EQ(found.found.size(), 1U);
   EXPECT_EQ(planning::name_of(found.best().layout), "dp 4 × tp 2, ac full, ZeRO-2");
+}
+
+TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
+  planning::SearchSpace asked = space(1e6);
+  asked.estimate = [](const TrainingLayout& layout) {
+    planning::Estimate estimate;
+    estimate.peak_bytes = layout.zero == 3 ? 100 : 200;
+    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // summed in another order
+    return estimate;
+  };
+  const planning::Search found = planning::search(asked);
+  EXPECT_EQ(found.best().layout.zero, 3);
+  EXPECT_EQ(std::ranges::count_if(found.found, &FoundLayout::frontier), 1);
+}
+
+TEST(Search, OfManyRanksEndsAtOnce) {
+  planning::SearchSpace asked = space(1e6);
+  asked.ranks = asked.batch = 1 << 24;
+  asked.fixed_tp = true;
+  EXPECT_EQ(planning::search(asked).best().layout.dp, 1 << 24);
+  asked.ranks = std::int64_t{1} << 40;
+  EXPECT_ERROR(planning::search(asked), "search for at most 16777216");
 }
 
 TEST(Search, ALayoutThatTheModelRefusesIsLeftOutWithTheReason) {

@@ -9,6 +9,7 @@
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
+#include "examples/llama/train/step_flops.h"
 #include "tessera/core/keep_freed_memory.h"
 
 namespace llama {
@@ -50,7 +51,7 @@ planning::PlanOptions plan_options(const TrainOptions& o,
           .offload = o.offload,
           .tokens = o.batch * o.seq,
           .type = scalar_type(o.param_dtype),
-          .flops = flops_of(read_config(o.config), o.seq),
+          .flops = flops_of(o, read_config(o.config)),
           .remedy = [o](MemoryKind kind) { return remedy(o, kind); }};
 }
 
@@ -97,7 +98,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .fixed_tp = is_given(o, "--tp"),
                            .fixed_cp = is_given(o, "--cp"),
                            .fixed_ac = is_given(o, "--ac"),
-                           .fixed_zero = is_given(o, "--zero"),
+                           .fixed_zero = is_given(o, "--zero") || o.reshard_last,
                            .fixed_accumulate = is_given(o, "--accumulate"),
                            .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
                            // What llama_train refuses with --cp is left out.

@@ -14,6 +14,7 @@
 #include "examples/llama/train/llama_run.h"
 #include "examples/llama/train/run_outputs.h"
 #include "examples/llama/train/setup.h"
+#include "examples/llama/train/step_flops.h"
 #include "examples/llama/train/train.h"
 #include "tessera/core/keep_freed_memory.h"
 #include "tessera/training/checkpointer.h"
@@ -133,7 +134,7 @@ void save_if_due(RunParts& parts, bool stopped) {
 bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
-  const observe::ModelFlops flops = flops_of(run.config, options.seq);
+  const observe::ModelFlops flops = flops_of(options, run.config);
   bool stopped = stop_if_asked(parts);  // it may have come while the model was made
   while (run.state.step < options.steps && !stopped) {
     observe::StepMetrics metrics = parts.recording.run(run.state, [&run] { return run.step(); });

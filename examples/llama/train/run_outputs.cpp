@@ -147,8 +147,10 @@ void export_weights(LlamaRun& run) {
 }
 
 void write_report(const LlamaRun& run, const training::MetricLog& log) {
-  if (!run.is_main() || run.options.metrics.empty()) {
-    return;
+  const bool has_place =
+      std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
+  if (!run.is_main() || run.options.metrics.empty() || !has_place) {
+    return;  // beside a pipe there is no place for it
   }
   const std::filesystem::path report = report_file(run.options);
   observe::write_report({.title = "llama_train on " + to_string(run.mesh),

@@ -116,6 +116,10 @@ void check_sequence(const TrainOptions& options, const Config& config) {
   TESSERA_CHECK(options.seq <= most, "--seq ", options.seq, " is more than ", most,
                 " tokens, far beyond the ", config.max_positions,
                 " positions that the model is made for; take fewer");
+  constexpr std::int64_t kMostOfAStep = std::int64_t{1} << 40;
+  TESSERA_CHECK(options.batch <= kMostOfAStep / options.seq, "--batch ", options.batch,
+                " of --seq ", options.seq, " is more than ", kMostOfAStep,
+                " tokens a step; take fewer");
 }
 
 ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& apply) {
@@ -128,7 +132,8 @@ ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& a
           .apply_plan = apply};
 }
 
-/// On the meta device, not parallel yet.
+}  // namespace
+
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
   std::shared_ptr<Llama> model;
   {
@@ -142,8 +147,6 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config
   add_adapters_and_freeze(*model, options);
   return model;
 }
-
-}  // namespace
 
 Config model_config(const TrainOptions& o) {
   const std::filesystem::path file = o.model.empty()
@@ -303,14 +306,6 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Ll
     return base;
   }
   return std::make_unique<optim::Ema>(std::move(base), *o.ema);
-}
-
-/// An embedding is a look-up and costs no FLOPs, except where it is also the head.
-observe::ModelFlops flops_of(const Config& config, std::int64_t sequence) {
-  const ParameterCount count = count_parameters(config);
-  return observe::model_flops(count.total, config.tie_word_embeddings ? 0 : count.embedding,
-                              config.num_hidden_layers,
-                              config.num_attention_heads * config.head_dim, sequence);
 }
 
 std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {

@@ -36,6 +36,9 @@ void check_model(const TrainOptions& options);
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
                                   const tessera::DeviceMesh& mesh, const ApplyPlan& apply = {});
 
+/// The model on the meta device, not parallel yet: with adapters, and frozen as the flags say.
+std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config);
+
 /// The same model of one rank, on the meta device, with parameters of the type that the mesh
 /// computes in.
 std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config);
@@ -53,8 +56,6 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
 /// What --optimizer and the flags beside it say.
 std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const TrainOptions& options,
                                                           const Llama& model);
-/// FLOPs a token of a model, in sequences of `sequence` tokens.
-tessera::observe::ModelFlops flops_of(const Config& config, std::int64_t sequence);
 /// FLOP/s of a rank's device, as --peak-flops says or by its data sheet; nullopt where that is not
 /// known. Measuring is collective over `world`.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);

@@ -15,7 +15,8 @@ namespace tessera::files {
 /// A file that appears completely or not at all. It is written under a temporary name beside
 /// `path`, made durable by sync(), and renamed by publish(). The destructor removes a file that was
 /// not published; what a killed process left is removed when a process of the same host writes the
-/// same file again. All calls throw Error with the system's reason. One thread at a time.
+/// same file again. All calls throw Error with the system's reason, and the constructor also for
+/// the name of a device, a pipe or a socket. One thread at a time.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

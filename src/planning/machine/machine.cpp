@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/core/nearest.h"
 
 namespace tessera::planning {
@@ -48,6 +50,11 @@ const std::vector<Machine>& presets() {
   return list;
 }
 
+/// Beyond any machine: their differences and products must stay numbers.
+constexpr double kMostBytes = 1e18;
+constexpr std::uint64_t kMostFileBytes = 1 << 20;
+constexpr std::int64_t kMostOfANode = 1 << 20;
+
 struct Field {
   const char* name;
   double Machine::*value;
@@ -81,18 +88,31 @@ const Machine* preset(const std::string& name) {
 
 double positive(const toml::node& node, const std::string& key, const std::string& file) {
   const auto number = node.value<double>();
-  TESSERA_CHECK(number && *number >= 0, file, ": \"", key, "\" must be a number, not negative");
+  TESSERA_CHECK(number && *number >= 0 && std::isfinite(*number), file, ": \"", key,
+                "\" must be a finite number, not negative");
+  // One that calibrate() measures may be a little above 1.
+  TESSERA_CHECK(!key.ends_with("_share") || *number < 10, file, ": \"", key, "\" is ", *number,
+                ", but a share of a rate: write 0.7 for 70 %");
+  TESSERA_CHECK(!key.ends_with("_bytes") || *number <= kMostBytes, file, ": \"", key, "\" is ",
+                *number, " bytes; write at most ", kMostBytes);
   return *number;
+}
+
+std::int64_t whole(const toml::node& node, const std::string& key, const std::string& file) {
+  const auto number = node.value<double>();
+  TESSERA_CHECK(number && *number == std::floor(*number) && *number >= 1 && *number <= kMostOfANode,
+                file, ": \"", key, "\" must be a whole number from 1 to ", kMostOfANode);
+  return static_cast<std::int64_t>(*number);
 }
 
 void set_field(Machine& machine, const std::string& key, const toml::node& node,
                const std::string& file) {
   if (key == "name" || key == "like") {
-    TESSERA_CHECK(node.is_string(), file, ": \"", key, "\" must be a string");
+    TESSERA_CHECK(node.value_or(std::string()) != "", file, ": \"", key, "\" must be a name");
     return;
   }
   if (key == "ranks_per_node") {
-    machine.ranks_per_node = static_cast<std::int64_t>(positive(node, key, file));
+    machine.ranks_per_node = whole(node, key, file);
     return;
   }
   const auto* const field =
@@ -107,14 +127,31 @@ void set_field(Machine& machine, const std::string& key, const toml::node& node,
   machine.*field->value = positive(node, key, file);
 }
 
-Machine read_machine(const std::string& file, const std::string& asked) {
-  toml::table table;
+toml::table read_table(const std::string& file, const std::string& asked) {
+  const std::string text = files::read_file(file, asked, kMostFileBytes);
   try {
-    table = toml::parse_file(file);
+    return toml::parse(text, file);
   } catch (const toml::parse_error& error) {
     fail("can't read ", asked, " ", file, ": ", error.description(), " (line ",
          error.source().begin.line, ")");
   }
+}
+
+void check_complete(const Machine& machine, const std::string& file) {
+  for (const Field& field : kFields) {
+    const bool may_be_zero = std::string_view(field.name).ends_with("latency_s") ||
+                             std::string_view(field.name) == "reserved_bytes" ||
+                             std::string_view(field.name) == "flops_fp8";
+    TESSERA_CHECK(may_be_zero || machine.*field.value > 0, file, ": \"", field.name,
+                  "\" is missing; give it, or begin from a known machine: like = \"h200\"");
+  }
+  TESSERA_CHECK(machine.room() > 0, file, ": \"memory_bytes\" is ", machine.memory_bytes,
+                ", and \"reserved_bytes\" leaves nothing of it: ", machine.reserved_bytes,
+                "; give more of the one or less of the other");
+}
+
+Machine read_machine(const std::string& file, const std::string& asked) {
+  const toml::table table = read_table(file, asked);
   Machine machine;
   if (const auto like = table["like"].value<std::string>()) {
     const Machine* known = preset(*like);
@@ -126,14 +163,7 @@ Machine read_machine(const std::string& file, const std::string& asked) {
   for (const auto& [key, node] : table) {
     set_field(machine, std::string(key.str()), node, file);
   }
-  for (const Field& field : kFields) {
-    const bool may_be_zero = std::string_view(field.name).ends_with("latency_s") ||
-                             std::string_view(field.name) == "reserved_bytes" ||
-                             std::string_view(field.name) == "flops_fp8";
-    TESSERA_CHECK(may_be_zero || machine.*field.value > 0, file, ": \"", field.name,
-                  "\" is missing; give it, or begin from a known machine: like = \"h200\"");
-  }
-  TESSERA_CHECK(machine.ranks_per_node > 0, file, ": \"ranks_per_node\" must be at least 1");
+  check_complete(machine, file);
   return machine;
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "plan/kinds.h"
+#include "plan/most_ranks.h"
 #include "schedule/schedule.h"
 #include "tessera/comm/fake_world.h"
 #include "tessera/comm/streams.h"
@@ -153,7 +154,7 @@ RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const Plan
 }
 
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options) {
-  TESSERA_CHECK(ranks <= (1 << 24), "a plan of ", ranks, " ranks; plan at most ", 1 << 24);
+  TESSERA_CHECK(ranks <= kMostRanks, "a plan of ", ranks, " ranks; plan at most ", kMostRanks);
   PlannedRank first = plan_one(make, ranks, 0, options, /*with_kinds=*/true);
   first.plan.kind = first.kinds.front();
   RunPlan plan{.options = options, .mesh = first.mesh, .ranks = {std::move(first.plan)}};

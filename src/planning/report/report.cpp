@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <utility>
 
@@ -140,16 +141,27 @@ std::string time_text(const RankPlan& rank) {
   return text + operators_text(*rank.time);
 }
 
+/// "989 TFLOP/s", "4.8 TB/s", "50 GB/s".
+std::string rate_text(double rate, const char* unit) {
+  constexpr std::array kPrefixes{"", "k", "M", "G", "T"};
+  std::size_t thousands = 0;
+  for (; rate >= 1000 && thousands + 1 < kPrefixes.size(); ++thousands) {
+    rate /= 1000;
+  }
+  return fmt::format("{:.4g} {}{}", rate, kPrefixes[thousands], unit);
+}
+
 /// What a time follows from.
-std::string assumptions_text(const Machine& machine) {
+std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
   return fmt::format(
-      "Predicted, not measured. A {}: products at {:.0f} % and attention at {:.0f} % of {:.0f} "
-      "TFLOP/s (half types), other operators at {:.0f} % of {:.2f} TB/s and {:.0f} us at least, "
-      "collectives at {:.0f} % of {:.0f} GB/s in a node and {:.0f} GB/s between nodes.\n",
+      "Predicted, not measured. A {}: products at {:.0f} % and attention at {:.0f} % of {} ({}), "
+      "other operators at {:.0f} % of {} and {:.0f} us at least, collectives at {:.0f} % of {} in "
+      "a node and {} between nodes.\n",
       machine.name, 100 * machine.product_share, 100 * machine.attention_share,
-      machine.flops_half / 1e12, 100 * machine.memory_share, machine.memory_bandwidth / 1e12,
-      machine.operator_latency_s * 1e6, 100 * machine.network_share, machine.link_bandwidth / 1e9,
-      machine.network_bandwidth / 1e9);
+      rate_text(machine.peak_flops(type), "FLOP/s"), c10::toString(type),
+      100 * machine.memory_share, rate_text(machine.memory_bandwidth, "B/s"),
+      machine.operator_latency_s * 1e6, 100 * machine.network_share,
+      rate_text(machine.link_bandwidth, "B/s"), rate_text(machine.network_bandwidth, "B/s"));
 }
 
 /// What makes a part of the peak smaller, whatever the program's flags are called.
@@ -242,7 +254,7 @@ std::string to_text(const RunPlan& plan) {
                         comm_text(rank), time_text(rank));
   }
   if (plan.options.machine) {
-    text += assumptions_text(*plan.options.machine) + verdict(plan) + "\n";
+    text += assumptions_text(*plan.options.machine, plan.options.type) + verdict(plan) + "\n";
   }
   for (const std::string& line : plan.fits() ? std::vector<std::string>{} : advice(plan)) {
     text += "  " + line + "\n";

@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "plan/most_ranks.h"
 #include "tessera/core/error.h"
 
 namespace tessera::planning {
@@ -27,18 +29,18 @@ constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
 constexpr std::int64_t kLongSequence = 16384;
 
 std::int64_t most_tp(const SearchSpace& s) {
-  return s.fixed_tp ? s.ranks : s.machine.ranks_per_node;
+  return s.fixed_tp ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
 /// The degrees that are left open. `accumulate`: micro-batches; of another number than the first,
 /// only meshes whose ranks can have so many.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
-  for (std::int64_t tp = 1; tp <= most_tp(s); ++tp) {
+  for (std::int64_t tp = s.fixed_tp ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
     const std::int64_t dp = s.ranks / (tp * cp * s.dp_replicate);
     const bool divides =
         dp * tp * cp * s.dp_replicate == s.ranks && (!s.allows_tp || s.allows_tp(tp));
-    const bool asked = (!s.fixed_tp || tp == s.first.tp) && (!s.fixed_dp || dp == s.first.dp);
+    const bool asked = !s.fixed_dp || dp == s.first.dp;
     const bool has_rows = accumulate == s.first.accumulate ||
                           (dp > 0 && s.batch % (s.dp_replicate * dp * accumulate) == 0);
     if (divides && asked && has_rows) {
@@ -164,9 +166,10 @@ class LayoutSearch {
       }
     }
     check();
+    // In whole nanoseconds: sums in another order differ in their last bits.
     std::ranges::sort(search_.found, {}, [](const FoundLayout& each) {
-      const double time = each.fits ? each.estimate.metrics.step_time_s : 0;
-      return std::tuple(!each.fits, time, each.estimate.peak_bytes);
+      const double seconds = each.fits ? each.estimate.metrics.step_time_s : 0;
+      return std::tuple(!each.fits, std::llround(1e9 * seconds), each.estimate.peak_bytes);
     });
     mark_frontier(search_.found);
     return std::move(search_);
@@ -235,6 +238,8 @@ std::function<Estimate(const TrainingLayout&)> estimate_by_plans(
 }
 
 Search search(const SearchSpace& space) {
+  TESSERA_CHECK(space.ranks <= kMostRanks, "a search for ", space.ranks,
+                " ranks; search for at most ", kMostRanks);
   return LayoutSearch(space).run();
 }
 

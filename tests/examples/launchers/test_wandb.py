@@ -87,6 +87,7 @@ class TestMetricsToWandb(programs.InFolder):
                                ([good, "x\n"], "line 2 of "),
                                ([good, "[]\n"], "is no record of llama_train's metrics"),
                                ([good, good], "is of step 1, after step 1"),
+                               (['{"step": 1, "lo'], "has no whole line yet"),
                                ([good], "No module named wandb; install it for this Python with: ")):
             with self.subTest(message):
                 done = self.send(self.write(*lines) if lines else self.folder / "none")

@@ -168,6 +168,26 @@ class Plan(programs.InFolder):
         seconds = products / 0.5e9 + attention / 0.125e9
         self.assertAlmostEqual(plan["step_time_s"], seconds, delta=1e-6 * seconds)
 
+    def test_frozen_weights_have_no_gradient(self):
+        # tflops is that of a rank, by the formula; in a step they are the same on any machine.
+        def per_token(config, *flags):
+            plan = self.plan(config, [*STEP, *flags, "--gpu", "h100"])
+            return plan["tflops"] * 1e12 * plan["step_time_s"] / (24 * 16)
+        config = programs.SMALL
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        heads = config["num_attention_heads"] + config["num_key_value_heads"]
+        head_dim = hidden // config["num_attention_heads"]
+        layer = 2 * hidden * heads * head_dim + 3 * hidden * inner + 2 * hidden
+        layers, head = config["num_hidden_layers"], config["vocab_size"] * hidden
+        scores = 4 * hidden * 16
+        self.assertAlmostEqual(per_token(config) / (6 * (layers * layer + hidden + head) + 3 * layers * scores), 1)
+        only_head = 2 * (layers * layer + hidden) + 4 * head + layers * scores
+        self.assertAlmostEqual(per_token(config, "--freeze", "model.**") / only_head, 1)
+        last = 2 * (layers - 1) * layer + 6 * layer + 4 * (hidden + head) + (layers + 2) * scores
+        others = ["model.embed_tokens.**", "model.norm.**", "lm_head.**"]
+        freeze = ",".join([f"model.layers.{i}.**" for i in range(layers - 1)] + others)
+        self.assertAlmostEqual(per_token(config, "--freeze", freeze) / last, 1)
+
     def test_collectives_take_their_bytes(self):
         """The bytes are a ring's, whatever hides them. The few bytes of the hosts' agreement are not counted."""
         plan = self.plan(programs.SMALL, [*STEP, "--gpu", self.machine(link_bandwidth=1e9, network_share=0.5)],
@@ -202,10 +222,16 @@ class Plan(programs.InFolder):
         path = programs.write_config(self.folder, programs.SMALL)
         for text, message in [('like = "h200"\nmemory_byte = 1', 'did you mean memory_bytes?'),
                               ('name = "x"', '"memory_bytes" is missing'),
-                              ('like = "h200"\nranks_per_node = 0', '"ranks_per_node" must be at least 1'),
-                              ('like = "h200"\nflops_half = "many"', '"flops_half" must be a number, not negative'),
-                              ('like = "h200"\nflops_half = nan', '"flops_half" must be a number, not negative'),
-                              ('like = "h200"\nname = 5', '"name" must be a string'),
+                              ('like = "h200"\nranks_per_node = 0', '"ranks_per_node" must be a whole number from 1 to'),
+                              ('like = "h200"\nranks_per_node = 1.5', '"ranks_per_node" must be a whole number from 1 to'),
+                              ('like = "h200"\noperator_latency_s = inf', '"operator_latency_s" must be a finite number'),
+                              ('like = "h200"\nproduct_share = 70', "write 0.7 for 70 %"),
+                              ('like = "h200"\nmemory_bytes = 1e30', "write at most 1e+18"),
+                              ('like = "h200"\nmemory_bytes = 1e9', '"reserved_bytes" leaves nothing of it'),
+                              ('like = "h200"\nname = ""', '"name" must be a name'),
+                              ('like = "h200"\nflops_half = "many"', '"flops_half" must be a finite number, not negative'),
+                              ('like = "h200"\nflops_half = nan', '"flops_half" must be a finite number, not negative'),
+                              ('like = "h200"\nname = 5', '"name" must be a name'),
                               ('like = ', "machine.toml: "),
                               ('like = "h201"', 'like = "h201" is not known')]:
             file.write_text(text)

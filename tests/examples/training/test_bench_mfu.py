@@ -97,4 +97,6 @@ class BenchMfu(programs.InFolder):
         for mesh in ("2x", "x2", "2x0", "1x1x1x1", "axb"):
             self.assertIn(f"--mesh {mesh} is no mesh", self.bench("--mesh", mesh).stderr)
         self.assertIn("--mesh 2: is no mesh".replace(":", ""), self.bench("--mesh", "2").stderr)
+        self.assertIn("--peer nofile is no file", self.bench("--peer", "nofile").stderr)
+        self.assertIn("tokens a step; take fewer", self.bench("--batch", 2**60).stderr)
         self.assertIn("leaves none of --steps", self.bench("--warmup", 3).stderr)
