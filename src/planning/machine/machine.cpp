@@ -128,9 +128,10 @@ void set_field(Machine& machine, const std::string& key, const toml::node& node,
 }
 
 toml::table read_table(const std::string& file, const std::string& asked) {
-  const std::string text = files::read_file(file, asked, kMostFileBytes);
   try {
-    return toml::parse(text, file);
+    return toml::parse(files::read_file(file, asked, kMostFileBytes), file);
+  } catch (const Error& error) {
+    fail("can't read ", asked, " ", file, ": ", error.what());
   } catch (const toml::parse_error& error) {
     fail("can't read ", asked, " ", file, ": ", error.description(), " (line ",
          error.source().begin.line, ")");

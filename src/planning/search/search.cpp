@@ -98,6 +98,9 @@ class MeshSearch {
     layout.zero = kZero[zero];
     try {
       FoundLayout found{.layout = layout, .estimate = search_.space.estimate(layout)};
+      // In whole nanoseconds: sums in another order differ in their last bits.
+      double& seconds = found.estimate.metrics.step_time_s;
+      seconds = std::round(1e9 * seconds) / 1e9;
       found.fits = found.estimate.peak_bytes <= search_.space.machine.room();
       if (!found.fits) {
         too_large_.emplace_back(ac, zero);
@@ -166,10 +169,9 @@ class LayoutSearch {
       }
     }
     check();
-    // In whole nanoseconds: sums in another order differ in their last bits.
     std::ranges::sort(search_.found, {}, [](const FoundLayout& each) {
-      const double seconds = each.fits ? each.estimate.metrics.step_time_s : 0;
-      return std::tuple(!each.fits, std::llround(1e9 * seconds), each.estimate.peak_bytes);
+      const double time = each.fits ? each.estimate.metrics.step_time_s : 0;
+      return std::tuple(!each.fits, time, each.estimate.peak_bytes);
     });
     mark_frontier(search_.found);
     return std::move(search_);
