@@ -108,7 +108,7 @@ std::int64_t whole(const toml::node& node, const std::string& key, const std::st
 void set_field(Machine& machine, const std::string& key, const toml::node& node,
                const std::string& file) {
   if (key == "name" || key == "like") {
-    TESSERA_CHECK(node.value_or(std::string()) != "", file, ": \"", key, "\" must be a name");
+    TESSERA_CHECK(!node.value_or(std::string()).empty(), file, ": \"", key, "\" must be a name");
     return;
   }
   if (key == "ranks_per_node") {
