@@ -2,7 +2,6 @@
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -157,34 +156,27 @@ void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMe
 /// Where the norm is on a GPU, the figures are looked at after the update, so that the host waits
 /// once a step; on a CPU before it, which a step that is not finite then does not make.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
-            const at::Tensor& loss, StepResult& result) {
-  const std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
+            const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
+            StepResult& result) {
+  bool is_checked = false;
   const auto check_figures = [&](const at::Tensor& norm) {
     read_figures(loss, norm, data_mesh, result);
     check_finite(result, state.step + 1, options, parameters);
+    is_checked = true;
   };
   if (state.scaler.enabled()) {
     result.loss_scale = state.scaler.scale();  // before the step, which may change it
-    const auto [norm, stepped] =
-        state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm);
-    result.skipped = !stepped;
-    return check_figures(norm);
   }
-  optim::ClipFactor clip;
-  {
-    RECORD_USER_SCOPE("clip_grad_norm_");
-    clip = optim::clip_factor(parameters, options.max_norm);
-  }
-  const bool before = clip.norm.is_cpu();
-  if (before) {
-    check_figures(clip.norm);
-  }
-  {
-    RECORD_USER_SCOPE("optimizer step");
-    state.optimizer.step(clip.factor);
-  }
-  if (!before) {
-    check_figures(clip.norm);
+  const auto [norm, stepped] =
+      state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm, {},
+                                 [&check_figures](const at::Tensor& before) {
+                                   if (before.is_cpu()) {
+                                     check_figures(before);
+                                   }
+                                 });
+  result.skipped = !stepped;
+  if (!is_checked) {
+    check_figures(norm);
   }
 }
 
@@ -198,12 +190,12 @@ void clean_up(TrainState& state, const StepOptions& options) {
 }
 
 StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
-                     const LossFunction& loss_of) try {
+                     const std::vector<nn::SlotPtr>& parameters, const LossFunction& loss_of) try {
   StepResult result;
   result.lr_factor = options.schedule ? options.schedule->factor(state.step) : 1;
   state.optimizer.scale_lr(result.lr_factor);
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
-  update(state, data_mesh, options, loss, result);
+  update(state, data_mesh, options, parameters, loss, result);
   // After the checks, which look at the gradients.
   state.optimizer.zero_grad();
   ++state.step;
@@ -219,8 +211,9 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss_of) try {
   check(state, options, loss_of);
-  check_gradients_are_summed(state, data_mesh, optim::slots_of(state.model));
-  return make_step(state, data_mesh, options, loss_of);
+  const std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
+  check_gradients_are_summed(state, data_mesh, parameters);
+  return make_step(state, data_mesh, options, parameters, loss_of);
 } catch (const c10::Error& error) {
   fail_in_step(error, state, data_mesh.world()->rank(), options);
 }

@@ -9,7 +9,6 @@
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
-#include "examples/llama/train/step_flops.h"
 #include "tessera/core/keep_freed_memory.h"
 
 namespace llama {

@@ -14,7 +14,6 @@
 #include "examples/llama/train/llama_run.h"
 #include "examples/llama/train/run_outputs.h"
 #include "examples/llama/train/setup.h"
-#include "examples/llama/train/step_flops.h"
 #include "examples/llama/train/train.h"
 #include "tessera/core/keep_freed_memory.h"
 #include "tessera/training/checkpointer.h"

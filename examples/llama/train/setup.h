@@ -56,6 +56,10 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
 /// What --optimizer and the flags beside it say.
 std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const TrainOptions& options,
                                                           const Llama& model);
+/// FLOPs a token of a training step. Where --freeze or --lora-rank leaves weights untrained,
+/// without those of gradients that no step needs: of the weights themselves, and of all that lies
+/// before the first trained one.
+tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
 /// FLOP/s of a rank's device, as --peak-flops says or by its data sheet; nullopt where that is not
 /// known. Measuring is collective over `world`.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);

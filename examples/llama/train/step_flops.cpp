@@ -1,10 +1,12 @@
-#include "examples/llama/train/step_flops.h"
+// FLOPs of a training step: of all gradients, or of those that are left where weights are frozen.
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "examples/llama/train/setup.h"
+#include "tessera/observe/flops.h"
 
 namespace llama {
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -93,6 +94,11 @@ class GradScaler {
   /// specified afterwards.
   ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
                             double max_norm, const NormOptions& options = {});
+  /// The same. Where it is not enabled, `before_step` is given the norm before the optimizer steps:
+  /// if it throws, the parameters are as they were.
+  ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
+                            double max_norm, const NormOptions& options,
+                            const std::function<void(const at::Tensor& norm)>& before_step);
 
   /// For checkpoints. Counts are of steps.
   struct State {

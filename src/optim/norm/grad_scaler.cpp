@@ -113,6 +113,12 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
 GradScaler::ClippedStep GradScaler::clip_and_step(Optimizer& optimizer,
                                                   const std::vector<nn::SlotPtr>& parameters,
                                                   double max_norm, const NormOptions& options) {
+  return clip_and_step(optimizer, parameters, max_norm, options, [](const at::Tensor&) {});
+}
+
+GradScaler::ClippedStep GradScaler::clip_and_step(
+    Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
+    const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
     return {norm, step(optimizer, options)};
@@ -122,6 +128,7 @@ GradScaler::ClippedStep GradScaler::clip_and_step(Optimizer& optimizer,
     RECORD_USER_SCOPE("clip_grad_norm_");
     clip = clip_factor(parameters, max_norm, options);
   }
+  before_step(clip.norm);
   RECORD_USER_SCOPE("optimizer step");
   optimizer.step(clip.factor);
   return {clip.norm, true};
