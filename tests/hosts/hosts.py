@@ -11,8 +11,11 @@ import time
 import network
 from programs import BIN
 
+# A tree below /tmp is mounted into each host's own.
+TREE = pathlib.Path(__file__).resolve().parents[2]
 SET_UP = """
-mount --make-rprivate / && mount -t tmpfs none /dev/shm && mount -t tmpfs none /tmp &&
+exec 3< {tree} && mount --make-rprivate / && mount -t tmpfs none /dev/shm && mount -t tmpfs none /tmp &&
+mkdir -p {tree} && mount -c --bind /proc/self/fd/3 {tree} && exec 3<&- &&
 (echo 127.0.0.1 localhost; for i in $(seq 9); do echo 10.77.0.$i host$((i - 1)); done) > /tmp/names &&
 mount --bind /tmp/names /etc/hosts &&
 hostname {name} && ip link set lo up && echo ready && exec sleep infinity
@@ -37,7 +40,7 @@ class Host:
         # The first process of a PID namespace takes all others of it along.
         self._holder = subprocess.Popen(
             ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child",
-             "sh", "-c", SET_UP.format(name=self.name)],
+             "sh", "-c", SET_UP.format(name=self.name, tree=shlex.quote(str(TREE)))],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if self._holder.stdout.readline() != "ready\n":
             raise RuntimeError(self._holder.communicate()[1].strip() or "unshare failed")
