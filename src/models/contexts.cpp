@@ -110,26 +110,6 @@ void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                 c.rope.scaling.original_positions, " tokens; take shorter sequences");
 }
 
-/// A query sees the tokens of its own document up to itself, and in its window. Its row of the mask
-/// is this rank's, the columns are those of the whole sequence.
-at::Tensor mask_of_rows(const ContextParts& parts, const at::Tensor& positions) {
-  const std::int64_t window = parts.config.sliding_window;
-  const nn::ContextParallel& split = *parts.context_parallel;
-  const at::Tensor document = positions.eq(0).cumsum(1);
-  const at::Tensor keys =
-      at::arange(positions.size(1), at::dtype(c10::kLong).device(positions.device()));
-  const at::Tensor queries = split.shard(keys, 0);
-  at::Tensor seen = queries.unsqueeze(1).ge(keys);
-  if (window > 0) {
-    seen = seen.logical_and_(queries.sub(window).unsqueeze(1).lt(keys));
-  }
-  return split.shard(document, 1)
-      .unsqueeze(2)
-      .eq(document.unsqueeze(1))
-      .logical_and_(seen)
-      .unsqueeze(1);
-}
-
 }  // namespace
 
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
@@ -138,19 +118,14 @@ Context document_context(const ContextParts& parts, const at::Tensor& tokens,
   check_positions(parts, tokens, positions, cache);
   const nn::ContextParallelPtr& split = parts.context_parallel;
   const at::Tensor rows = (split ? split->shard(positions, 1) : positions).flatten();
-  Context context{{.batch = positions.size(0),
-                   .cos = parts.cos.index_select(0, rows),
-                   .sin = parts.sin.index_select(0, rows),
-                   .context_parallel = split},
-                  nullptr};
-  if (split) {
-    context.mask = mask_of_rows(parts, positions);
-  } else {
-    context.documents = places.documents != nullptr
+  return {{.batch = positions.size(0),
+           .cos = parts.cos.index_select(0, rows),
+           .sin = parts.sin.index_select(0, rows),
+           .context_parallel = split,
+           .documents = places.documents != nullptr
                             ? places.documents
-                            : std::make_shared<const nn::Documents>(positions, parts.cos.device());
-  }
-  return context;
+                            : std::make_shared<const nn::Documents>(positions, parts.cos.device())},
+          nullptr};
 }
 
 }  // namespace tessera::models

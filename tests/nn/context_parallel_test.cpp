@@ -68,7 +68,18 @@ struct SplitAttention {
   bool masked = false;  ///< by one that hides what no causal mask does
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
+  /// The lengths of the documents of each sequence, one sequence after another; none: no documents.
+  std::vector<std::int64_t> documents{};
 };
+
+/// (batch, tokens): the position of each token in its document.
+at::Tensor document_positions(const SplitAttention& c, std::int64_t tokens) {
+  std::vector<at::Tensor> of_documents;
+  for (const std::int64_t length : c.documents) {
+    of_documents.push_back(at::arange(length));
+  }
+  return at::cat(of_documents).view({c.batch, tokens});
+}
 
 /// Which keys the queries of one rank see: (tokens, tokens) or as the mask.
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
@@ -77,8 +88,13 @@ at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64
   }
   const at::Tensor keys = at::arange(tokens), back = keys.unsqueeze(1) - keys;
   const std::int64_t window = c.options.window > 0 ? c.options.window : tokens;
-  return c.options.causal ? back.ge(0).logical_and(back.lt(window))
-                          : at::ones({tokens, tokens}, at::kBool);
+  if (!c.options.causal) {
+    return at::ones({tokens, tokens}, at::kBool);
+  }
+  const at::Tensor near = back.ge(0).logical_and(back.lt(window));
+  return c.documents.empty()
+             ? near
+             : near.logical_and(document_positions(c, tokens).unsqueeze(2).ge(back)).unsqueeze(1);
 }
 
 /// By formula.
@@ -120,6 +136,10 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
       if (c.masked) {
         options.mask = split->shard(mask, 2);
       }
+      if (!c.documents.empty()) {
+        options.documents =
+            std::make_shared<const Documents>(document_positions(c, kTokens), at::kCPU);
+      }
       const at::Tensor y = split->attention(own[0], own[1], own[2], options);
       EXPECT_EQ(y.scalar_type(), c.type);
       EXPECT_TRUE(y.to(at::kDouble).allclose(split->shard(expected, 2), error, error));
@@ -148,6 +168,17 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitAttention{1, {.window = 7}, false, 3, 24, at::kFloat},
                       SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
                       SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
+
+// Documents that end with a chunk, within one and after several, of one token and of a sequence.
+INSTANTIATE_TEST_SUITE_P(
+    OfDocuments, AttentionOfSplitSequences,
+    ::testing::Values(
+        SplitAttention{6, {}, false, 2, 4, at::kDouble, {7, 17, 24}},
+        SplitAttention{2, {}, false, 2, 4, at::kDouble, {24, 24}},
+        SplitAttention{1, {}, false, 2, 4, at::kDouble, {1, 1, 22, 12, 12}},
+        SplitAttention{3, {.window = 5}, false, 2, 4, at::kDouble, {3, 20, 1, 2, 9, 13}},
+        SplitAttention{2, {.window = 13}, false, 1, 8, at::kFloat, {23, 1}},
+        SplitAttention{2, {}, false, 3, 16, at::kBFloat16, {6, 6, 6, 6, 5, 14, 5, 24}}));
 
 TEST(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack) {
   RunRanks(2, [](Rank& rank) {
@@ -229,6 +260,18 @@ TEST(ContextParallel, RefusesWhatItCannotSplit) {
     EXPECT_ERROR(split->attention(q, q, q.to(at::kDouble)), "in Float", "in Double", "equal");
     EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .window = 2}), "window of 2",
                  "not causal", "pass a mask");
+    const auto documents = [](std::vector<std::int64_t> positions) {
+      const std::int64_t tokens = std::ssize(positions);
+      return std::make_shared<const Documents>(at::tensor(positions).view({1, tokens}), at::kCPU);
+    };
+    EXPECT_ERROR(split->attention(q, q, q, {.documents = documents({0, 1, 2, 0})}),
+                 "keys of sizes [1, 2, 12, 8]", "begin at [0, 3, 4]", "number of these tokens");
+    const DocumentsPtr two = documents({0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8});
+    EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .documents = two}), "not causal",
+                 "one mask that says both");
+    EXPECT_ERROR(
+        split->attention(q, q, q, {.mask = at::ones({4, 12}, at::kBool), .documents = two}),
+        "documents and a mask");
     const DeviceMesh mesh = rank.mesh({3}, {"cp"});
     const at::Tensor whole = distribute_tensor(q, mesh, {Replicate{}});
     EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");

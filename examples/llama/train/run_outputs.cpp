@@ -56,7 +56,7 @@ std::string attention_of_a_rank(const LlamaRun& run) {
       at::device(c10::Device(options.device)).dtype(scalar_type(options.param_dtype)),
       config.num_attention_heads / tp,
       config.num_key_value_heads * key_value_copies(config, tp) / tp, options.seq, config.head_dim,
-      /*masked=*/options.cp > 1 && (options.document_mask || window));
+      /*masked=*/options.cp > 1 && window);
   if (options.cp == 1 && (options.document_mask || window)) {
     kernel = nn::packed_kernel(kernel);
   }

@@ -216,7 +216,7 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
 
 /// Made before the model's call, which has its tensors on the device.
 nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
-  return rows.host_positions.defined() && o.cp == 1
+  return rows.host_positions.defined()
              ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
              : nullptr;
 }

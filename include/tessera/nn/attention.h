@@ -59,7 +59,8 @@ struct AttentionInputs {
   /// The input's tokens are this rank's of sequences that are split: `cos` and `sin` are of their
   /// positions, and `mask` of these and of the whole sequence. Not with dropout.
   ContextParallelPtr context_parallel{};
-  /// In place of a mask, where the sequences are documents. Causal, without context parallelism.
+  /// In place of a mask, where the sequences are documents. Causal. With context parallelism these
+  /// are of the whole sequences.
   DocumentsPtr documents{};
 };
 

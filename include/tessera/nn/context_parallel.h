@@ -8,6 +8,7 @@
 
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/causal_attention.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {
@@ -20,6 +21,9 @@ struct ContextAttentionOptions {
   /// sequence: (tokens, sequence), or with a batch and heads (or 1) before these. Every pair is
   /// computed then.
   at::Tensor mask{};
+  /// The documents of the whole sequences, of which a query sees its own alone; nullptr: of its
+  /// sequence. With causal only, and with no mask.
+  DocumentsPtr documents{};
 };
 
 /// Context parallelism: sequences are split over a mesh dimension of n ranks. Each computes all of
@@ -54,12 +58,14 @@ class ContextParallel {
 
   /// attention() of this rank's queries with the keys and values of the whole sequence. q: (batch,
   /// heads, tokens, width); k, v: the same with as many heads, or fewer, which divide them; returns
-  /// as q. Plain, or distributed over another mesh, split by batch and heads alone. Collective: one
+  /// as q. Plain, or distributed over another mesh, split by batch and heads alone, with documents
+  /// by heads alone. Collective: one
   /// all-gather of keys and values; in backward one reduce-scatter of their gradients.
   /// Differentiable once. Without `mask` each chunk is computed by a call for the keys before it
   /// and a causal one for its own, merged by their log-sum-exp: no mask tensor is made; with a
-  /// window one of a chunk's square or less than two is, in each call. Throws Error for an odd
-  /// number of tokens.
+  /// window one of a chunk's square or less than two is, in each call. With documents so is each
+  /// one's part of a chunk. Throws Error for an odd number of tokens, and for documents of other
+  /// sizes.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
 

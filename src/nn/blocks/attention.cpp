@@ -136,20 +136,21 @@ at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs
 
 at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionInputs& inputs) {
-  if (inputs.context_parallel) {
-    TESSERA_CHECK(inputs.documents == nullptr,
-                  "an Attention was given documents of sequences that are split; pass a mask");
-    TESSERA_CHECK(!is_training() || options_.dropout == 0, "an Attention with a dropout of ",
-                  options_.dropout,
-                  " was called in training on a sequence that is split: which weights one rank "
-                  "would drop is not known there; train without it");
-    return inputs.context_parallel->attention(
-        q, k, v, {.causal = options_.causal, .window = options_.window, .mask = inputs.mask});
-  }
   TESSERA_CHECK(inputs.documents == nullptr || (options_.causal && !inputs.mask.defined()),
                 "an Attention was given documents ",
                 options_.causal ? "and a mask" : "that is not causal",
                 "; pass one mask that says both");
+  if (inputs.context_parallel) {
+    TESSERA_CHECK(!is_training() || options_.dropout == 0, "an Attention with a dropout of ",
+                  options_.dropout,
+                  " was called in training on a sequence that is split: which weights one rank "
+                  "would drop is not known there; train without it");
+    return inputs.context_parallel->attention(q, k, v,
+                                              {.causal = options_.causal,
+                                               .window = options_.window,
+                                               .mask = inputs.mask,
+                                               .documents = inputs.documents});
+  }
   const double dropout = is_training() ? options_.dropout : 0;
   if (options_.causal && !inputs.mask.defined()) {
     return causal_attention(

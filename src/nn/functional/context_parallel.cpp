@@ -180,6 +180,16 @@ void check_queries(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                 " tokens of a rank, which are no two chunks; take them from shard()");
 }
 
+void check_seen(const ContextAttentionOptions& options) {
+  TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
+                "context-parallel attention with a window of ", options.window,
+                " that is not causal was asked for; pass a mask in its place");
+  TESSERA_CHECK(options.documents == nullptr || (options.causal && !options.mask.defined()),
+                "context-parallel attention was given documents ",
+                options.causal ? "and a mask" : "that is not causal",
+                "; pass one mask that says both");
+}
+
 }  // namespace
 
 ContextParallel::ContextParallel(DeviceMesh mesh) : mesh_(std::move(mesh)) {
@@ -224,15 +234,13 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
                                       const ContextAttentionOptions& options) {
   if (tessera::is_distributed(q)) {
     return attend_to_local_heads(
-        "context-parallel attention", /*by_batch=*/true, q, k, v,
+        "context-parallel attention", /*by_batch=*/options.documents == nullptr, q, k, v,
         [&](const at::Tensor& local_q, const at::Tensor& local_k, const at::Tensor& local_v) {
           return attention(local_q, local_k, local_v, options);
         });
   }
   check_queries(q, k, v);
-  TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
-                "context-parallel attention with a window of ", options.window,
-                " that is not causal was asked for; pass a mask in its place");
+  check_seen(options);
   const std::vector<at::Tensor> whole =
       gather_sequence({k, v}, kTokensDim, mesh_, "keys and values");
   if (options.mask.defined() || !options.causal) {
@@ -243,7 +251,9 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   if (own[0].first + own[0].length < own[1].first) {  // the last rank's two are one
     firsts.push_back(own[1].first);
   }
-  return tessera::detail::chunked_attention(q, whole[0], whole[1], firsts, options.window);
+  return tessera::detail::chunked_attention(
+      q, whole[0], whole[1], firsts, options.window,
+      options.documents == nullptr ? c10::IntArrayRef() : options.documents->offsets());
 }
 
 }  // namespace tessera::nn

@@ -22,12 +22,15 @@ std::vector<RuleCase> rms_norm_cases() {
 std::vector<RuleCase> chunked_attention_cases() {
   const auto q = [] { return reals({2, 4, 6, 8}); };
   const auto kv = [] { return units({2, 2, 9, 8}); };
-  const std::vector<std::int64_t> firsts{0, 6};
+  const std::vector<std::int64_t> firsts{0, 6}, documents{0, 7, 9, 18};
   return {
       row("tessera::chunked_attention", q(), kv(), units({2, 2, 9, 8}), firsts),
       row("tessera::chunked_attention", q(), kv(), units({2, 2, 9, 8}), firsts, 4),
+      row("tessera::chunked_attention", q(), kv(), units({2, 2, 9, 8}), firsts, 0, documents),
       row("tessera::chunked_attention_backward", reals({2, 4, 6, 8}), q(), kv(),
           units({2, 2, 9, 8}), q(), reals({2, 4, 6}), firsts),
+      row("tessera::chunked_attention_backward", reals({2, 4, 6, 8}), q(), kv(),
+          units({2, 2, 9, 8}), q(), reals({2, 4, 6}), firsts, 0, documents),
   };
 }
 

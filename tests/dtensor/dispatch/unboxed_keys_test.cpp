@@ -127,10 +127,13 @@ std::vector<UnboxedCalls> fused_calls() {
       {"tessera::rotary_qkv", {{groups, table, table}}},
       {"tessera::rotary_qkv_backward", {{groups, heads, heads, table, table}}},
       {"tessera::chunked_attention",
-       {{heads, heads, heads, Sizes{0}}, {heads, heads, heads, Sizes{0}, 1}}},
+       {{heads, heads, heads, Sizes{0}},
+        {heads, heads, heads, Sizes{0}, 1},
+        {heads, heads, heads, Sizes{0}, 0, Sizes{0, 1, 2, 4}}}},
       {"tessera::chunked_attention_backward",
        {{heads, heads, heads, heads, heads, lse, Sizes{0}},
-        {heads, heads, heads, heads, heads, lse, Sizes{0}, 1}}},
+        {heads, heads, heads, heads, heads, lse, Sizes{0}, 1},
+        {heads, heads, heads, heads, heads, lse, Sizes{0}, 0, Sizes{0, 1, 2, 4}}}},
   };
 }
 

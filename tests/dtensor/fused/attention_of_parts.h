@@ -9,12 +9,13 @@
 
 namespace tessera::testing {
 
-/// Expects of `attention` of queries, keys and values, split by batch and heads, what it gives on
-/// one rank, with the gradients, and that nothing moves.
+/// Expects of `attention` of queries, keys and values, placed on ("dp", "tp") so, by batch and
+/// heads unless said otherwise, what it gives on one rank, with the gradients, and that nothing
+/// moves.
 inline void expect_attention_of_parts(
     const std::vector<at::Tensor>& plain,
-    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& attention) {
-  const Placements by_batch_and_heads{Shard{0}, Shard{1}};
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& attention,
+    const Placements& placements = {Shard{0}, Shard{1}}) {
   std::vector<at::Tensor> whole;
   for (const at::Tensor& x : plain) {
     whole.push_back(x.detach().requires_grad_());
@@ -24,11 +25,11 @@ inline void expect_attention_of_parts(
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     std::vector<at::Tensor> mine;
     for (const at::Tensor& x : plain) {
-      mine.push_back(distribute_tensor(x, mesh, by_batch_and_heads).tensor().requires_grad_());
+      mine.push_back(distribute_tensor(x, mesh, placements).tensor().requires_grad_());
     }
     const StrictScope nothing_moves;
     const at::Tensor result = attention(mine);
-    EXPECT_EQ(DistributedTensor(result).placements(), by_batch_and_heads);
+    EXPECT_EQ(DistributedTensor(result).placements(), placements);
     result.square().sum().backward();
     EXPECT_TRUE(full_tensor(result).allclose(expected));
     for (std::size_t i = 0; i < mine.size(); ++i) {

@@ -162,6 +162,38 @@ TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
   }
 }
 
+/// Chunks [2, 5) and [9, 12) of sequences with documents [0, 3), [3, 10), [10, 12) and [0, 10),
+/// [10], [11].
+TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
+  const at::Tensor q = values({2, 2, 6, 8}).requires_grad_();
+  const at::Tensor kv = values({2, 2, 12, 8}, 1).requires_grad_();
+  std::map<std::string, int> kernels;
+  const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
+    if (call.name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu")) {
+      ++kernels[call.name];
+      EXPECT_TRUE(call.arguments[call.name.ends_with("backward") ? 8 : 5].isNone());
+    }
+  });
+  const std::vector<std::int64_t> documents{0, 3, 10, 12, 22, 23, 24};
+  detail::chunked_attention(q, kv, kv, {2, 9}, 0, documents).sum().backward();
+  ASSERT_EQ(kernels.size(), 2U);
+  for (const auto& [name, count] : kernels) {
+    // The first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The second: 2
+    // for [2, 5) and for [9, 10), and 1 for each token.
+    EXPECT_EQ(count, 12) << name;
+  }
+}
+
+TEST(ChunkedAttention, RefusesDocumentsOfOtherSequences) {
+  const at::Tensor q = values({2, 2, 6, 8}), kv = values({2, 2, 12, 8});
+  using Offsets = std::vector<std::int64_t>;
+  for (const Offsets& wrong :
+       {Offsets{0, 12}, {0, 3, 12, 20}, {1, 12, 24}, {0, 13, 24}, {0, 12, 5, 24}}) {
+    EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 6}, 0, wrong), "[2, 2, 12, 8]",
+                 "one sequence after another");
+  }
+}
+
 TEST(ChunkedAttention, TakesABatchOfNone) {
   const Tensors own = leaves({values({0, 2, 4, 8}), values({0, 2, 8, 8}), values({0, 2, 8, 8})});
   const at::Tensor result = detail::chunked_attention(own[0], own[1], own[2], {0, 6});
@@ -174,6 +206,12 @@ TEST(ChunkedAttention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   testing::expect_attention_of_parts(
       {values({3, 4, 6, 8}), values({3, 2, 12, 8}, 1), values({3, 2, 12, 8}, 2)},
       [](const Tensors& t) { return detail::chunked_attention(t[0], t[1], t[2], {3, 9}, 7); });
+  testing::expect_attention_of_parts(
+      {values({3, 4, 6, 8}), values({3, 2, 12, 8}, 1), values({3, 2, 12, 8}, 2)},
+      [](const Tensors& t) {
+        return detail::chunked_attention(t[0], t[1], t[2], {3, 9}, 4, {0, 5, 12, 24, 27, 28, 36});
+      },
+      {Replicate{}, Shard{1}});
 }
 
 TEST(ChunkedAttention, RefusesChunksThatAreNotThere) {

@@ -43,9 +43,11 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 /// Causal attention of the queries of chunks to the keys of the whole sequence, without a mask of
 /// chunk * keys. q: (batch, heads, tokens, width), the chunks, of equal length, one after another;
 /// `firsts`: the position of each one's first token; k, v: (batch, kv heads, sequence, width);
-/// `window`: how many positions a query sees, its own included; 0: all.
+/// `window`: how many positions a query sees, its own included; 0: all; `documents`: of which a
+/// query sees its own alone, as nn::Documents::offsets() says them; none: of its sequence.
 at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             c10::IntArrayRef firsts, std::int64_t window = 0);
+                             c10::IntArrayRef firsts, std::int64_t window = 0,
+                             c10::IntArrayRef documents = {});
 
 }  // namespace tessera::detail
 TESSERA_API_END
