@@ -67,7 +67,8 @@ RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,
   const RowLossOptions& options = rows.options;
   RowScales scales{of_row, of_row.mul(options.label_smoothing - 1), {}};
   if (options.z_loss > 0) {
-    scales.softmax = of_row.addcmul(of_row, log_sum_exp, 2 * options.z_loss);
+    scales.softmax =
+        of_row.addcmul(of_row, log_sum_exp.to(of_row.scalar_type()), 2 * options.z_loss);
   }
   if (options.label_smoothing > 0) {
     scales.all = of_row.mul(-options.label_smoothing / static_cast<double>(rows.vocabulary));
@@ -119,7 +120,7 @@ void make_relative(const LossRows& rows, const RowTerms& terms) {
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into) {
   const RowLossOptions& options = rows.options;
   const at::Tensor log_sum = terms.terms[0].log();
-  into.log_sum_exp.copy_(log_sum.add(terms.all_maximum));
+  into.log_sum_exp.copy_(log_sum.to(at::kDouble).add(terms.all_maximum));
   at::Tensor losses = log_sum.sub(terms.terms[1], 1 - options.label_smoothing);
   if (options.label_smoothing > 0) {
     losses.sub_(terms.terms[2], options.label_smoothing / static_cast<double>(rows.vocabulary));
@@ -137,9 +138,13 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     return;
   }
   const at::Tensor ignored = rows.targets.eq(rows.options.ignore_index);
+  const auto type = loss_type(logits);
   const at::Tensor factors =
-      of_row.defined() ? of_row : at::full({logits.size(0)}, 1, log_sum_exp.options());
+      of_row.defined() ? of_row : at::full({logits.size(0)}, 1, logits.options().dtype(type));
   const RowScales scales = row_scales(rows, factors.masked_fill(ignored, 0), log_sum_exp);
+  const at::Tensor high = log_sum_exp.to(type);
+  const at::Tensor low =
+      log_sum_exp.sub(high).to(type).masked_fill_(high.abs().eq(kInfinity), 0);
   const TargetColumns target(rows);
   const at::Tensor at_target = scales.target.unsqueeze(1).mul(target.is_here);
   for_each_row_block(logits, [&](std::int64_t row, std::int64_t count) {
@@ -148,8 +153,9 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     };
     // A copy, also of the same type: `gradient` may be `logits`.
     at::Tensor block = logits.narrow(0, row, count)
-                           .to(log_sum_exp.scalar_type())
-                           .sub(column(log_sum_exp))
+                           .to(type)
+                           .sub(column(high))
+                           .sub_(column(low))
                            .exp_()
                            .mul_(column(scales.softmax));
     block.scatter_add_(1, target.column.narrow(0, row, count), at_target.narrow(0, row, count));

@@ -87,9 +87,10 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
     // Before the gradient takes its place.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
-    kernels.softmax(x, out, in.columns, call.log_sum_exp[row], scales.softmax, -scales.all);
+    const auto [high, low] = two_floats(call.log_sum_exp[row]);
+    kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);
     if (in.has_target(row)) {
-      kernels.softmax(&at_target, out + in.target(row), 1, call.log_sum_exp[row], scales.softmax,
+      kernels.softmax(&at_target, out + in.target(row), 1, high, low, scales.softmax,
                       -scales.all - scales.target);
     }
   });
@@ -115,6 +116,12 @@ at::ScalarType loss_type(const at::Tensor& logits) {
   return compute_type(logits);
 }
 
+RowLosses empty_losses(const at::Tensor& logits) {
+  const auto rows = logits.sizes().slice(0, 1);
+  return {at::empty(rows, logits.options().dtype(loss_type(logits))),
+          at::empty(rows, logits.options().dtype(at::kDouble))};
+}
+
 void row_losses(const LossRows& rows, const RowLosses& into) {
   if (!has_loss_kernels(rows.logits)) {
     return by_operators::losses_of_terms(rows, by_operators::whole_terms(rows), into);
@@ -123,7 +130,7 @@ void row_losses(const LossRows& rows, const RowLosses& into) {
   run(CrossEntropy{.step = CrossEntropyStep::kWhole,
                    .logits = call_of(rows, targets),
                    .losses = out<float>(into.losses),
-                   .log_sum_exp = out<float>(into.log_sum_exp)},
+                   .log_sum_exp = out<double>(into.log_sum_exp)},
       rows.logits, "tessera::cross_entropy", {rows.logits, targets},
       {into.losses, into.log_sum_exp});
 }
@@ -171,7 +178,7 @@ void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosse
                    .all_maximum = out<float>(terms.all_maximum),
                    .terms = out<float>(terms.terms),
                    .losses = out<float>(into.losses),
-                   .log_sum_exp = out<float>(into.log_sum_exp)},
+                   .log_sum_exp = out<double>(into.log_sum_exp)},
       rows.logits, "tessera::cross_entropy", {terms.all_maximum, terms.terms, targets},
       {into.losses, into.log_sum_exp});
 }
@@ -187,7 +194,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   const at::Tensor targets = rows.targets.contiguous();
   const at::Tensor sums = log_sum_exp.contiguous();
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
-                           .log_sum_exp = in<float>(sums),
+                           .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
                            // One number for all, as the gradient of a sum has it, is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,

@@ -106,8 +106,15 @@ at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   return missing == 0 || !has_scaled_products(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
+void check_range(c10::ScalarType type) {
+  TESSERA_CHECK(type != at::kHalf,
+                "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "
+                "or fp32");
+}
+
 /// a b^T as `type`.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type) {
+  check_range(type);
   if (!has_scaled_products(a.values)) {
     const c10::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor sum = at::mm(a.values.to(sums), b.values.to(sums).t());
@@ -143,6 +150,7 @@ Fp8Rows quantize_fp8(const at::Tensor& x) {
 }
 
 at::Tensor dequantize_fp8(const Fp8Rows& rows, c10::ScalarType type) {
+  check_range(type);
   return rows.values.to(type).mul_(rows.scales.to(type));
 }
 

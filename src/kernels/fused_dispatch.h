@@ -10,6 +10,7 @@
 
 #include "fake/fake_observer.h"
 #include "rows/row_kernels.h"
+#include "tessera/core/error.h"
 #include "tessera/kernels/detail/cuda_kernels.h"
 #include "tessera/kernels/fake_mode.h"
 
@@ -82,8 +83,12 @@ T* out(const at::Tensor& x) {
 }
 
 /// The type that ATen's formulas compute in.
-/// Half precision is computed in fp32 and rounded once, as the row kernels do.
+/// Half precision is computed in fp32 and rounded once, as the row kernels do. Throws Error for
+/// numbers that are not real.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
+  TESSERA_CHECK(x.is_floating_point(),
+                "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),
+                "; convert it, or write the formula with at:: operators");
   return x.scalar_type() == c10::ScalarType::Double ? c10::ScalarType::Double
                                                     : c10::ScalarType::Float;
 }

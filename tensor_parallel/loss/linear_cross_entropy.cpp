@@ -103,7 +103,7 @@ HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weigh
   const std::int64_t tokens = hidden.size(0);
   const std::int64_t most = std::min(step, tokens);
   const at::Tensor memory = at::empty({most, weight.size(0)}, hidden.options());
-  const at::Tensor sums = at::empty({most}, results.losses.options());
+  const at::Tensor sums = at::empty({most}, results.losses.options().dtype(at::kDouble));
   for (std::int64_t row = 0; row < tokens; row += step) {
     const std::int64_t rows = std::min(step, tokens - row);
     const at::Tensor inputs = hidden.narrow(0, row, rows);

@@ -35,11 +35,6 @@ Result of_libtorch(const LossRows& rows, const at::Tensor& of_row) {
   return {losses.detach(), sums.detach(), leaf.grad()};
 }
 
-RowLosses empty_losses(const at::Tensor& logits) {
-  const auto type = logits.options().dtype(loss_type(logits));
-  return {at::empty({logits.size(0)}, type), at::empty({logits.size(0)}, type)};
-}
-
 Result of_kernels(const LossRows& rows, const at::Tensor& of_row) {
   const RowLosses own = empty_losses(rows.logits);
   row_losses(rows, own);
@@ -156,6 +151,18 @@ TEST_P(CrossEntropy, TakesNoFactorsAndOneNumberForAll) {
   expect_result(of_kernels(rows, ones[0].expand({5})), expected, GetParam());
 }
 
+/// A large number that all logits of a row have in common cancels, and takes no digits with it.
+TEST_P(CrossEntropy, OfLogitsThatAreFarFromZeroKeepsItsDigits) {
+  for (const double offset : {-3e4, 1e3, 5e4}) {
+    const at::Tensor logits = random({6, 300}, 3).to(at::kDouble).add(offset).to(GetParam());
+    const LossRows rows{logits, some_targets(6, 300), 300, 0, {kIgnored, 0.1, 0}};
+    const at::Tensor of_row = of_rows(6);
+    const Result expected = of_libtorch(rows, of_row);
+    expect_result(of_kernels(rows, of_row), expected, GetParam());
+    expect_result(of_parts(rows, of_row, {0, 8, 130}), expected, GetParam());
+  }
+}
+
 TEST_P(CrossEntropy, OfMinusInfinityAndNaNIsThatOfTheFormula) {
   at::Tensor logits = random({6, 40});
   logits[0].slice(0, 0, 35).fill_(-INFINITY);  // but not its target, which is none of these
@@ -213,7 +220,7 @@ TEST(RowKernels, OfLogitsAgreeBetweenInstructionSets) {
     at::Tensor out = at::zeros({5006});
     auto* to = out.data_ptr<float>();
     table.fp32.sums_of_logits(x.const_data_ptr<float>(), 5003, to, to + 1, to + 2);
-    table.fp32.softmax(x.const_data_ptr<float>(), to + 3, 5003, to[0], 0.5F, 0.1F);
+    table.fp32.softmax(x.const_data_ptr<float>(), to + 3, 5003, to[0], 0.25F, 0.5F, 0.1F);
     return out;
   };
   EXPECT_TRUE(run(row_kernels()).equal(run(baseline::kTable)));

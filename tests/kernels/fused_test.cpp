@@ -261,6 +261,24 @@ TEST(SiluMul, IsFiniteForLargeInputs) {
   EXPECT_TRUE(y.allclose(at::tensor({0.0F, 0.0F, 0.0F, 88.0F, 1000.0F}), 1e-6, 1e-30));
 }
 
+TEST(SiluMul, IsZeroForGatesFarBelowIt) {
+  const at::Tensor gate = at::tensor({-1e38, -3e38, -1e30, -200.0}, at::kFloat);
+  const at::Tensor up = at::full({4}, 1.5, at::kFloat);
+  EXPECT_TRUE(at::equal(silu_mul(gate, up), at::zeros({4})));
+  const auto [of_gate, of_up] = silu_mul_backward(at::ones({4}), gate, up);
+  EXPECT_TRUE(at::equal(of_gate, at::zeros({4})) && at::equal(of_up, at::zeros({4})));
+}
+
+TEST(FusedOf, NumbersThatAreNotRealIsRefused) {
+  for (const auto type : {at::kLong, at::kComplexFloat}) {
+    const at::Tensor x = at::ones({2, 8}, type), tables = at::ones({2, 8});
+    EXPECT_ERROR(silu_mul(x, x), "operator of floating-point numbers", "convert it");
+    EXPECT_ERROR(rms_norm(x, {}, 1e-5), "operator of floating-point numbers");
+    EXPECT_ERROR(rotary_embedding(x.view({1, 2, 1, 8}), tables, tables, false),
+                 "operator of floating-point numbers");
+  }
+}
+
 TEST(SiluMul, KeepsNaN) {
   const at::Tensor y = silu_mul(at::full({20}, NAN), at::ones({20}));
   EXPECT_TRUE(y.isnan().all().item<bool>());

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/kernels/fake_mode.h"
 #include "testing/case_name.h"
 #include "testing/distributed.h"
 #include "testing/errors.h"
@@ -164,7 +165,37 @@ TEST(CausalAttentionOf, DocumentsOfOtherSizesIsRefused) {
   const Tensor q = at::zeros({2, 4, 9, 8});
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "2 sequences of 9 tokens",
-               "documents of 16 tokens");
+               "documents of 2 sequences of 8");
+  // As many tokens, in other sequences.
+  for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
+    EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents_of(other)}),
+                 "2 sequences of 9 tokens", "make them of the positions");
+  }
+}
+
+TEST(CausalAttentionOf, KeysThatDoNotFitIsRefused) {
+  const Tensor q = at::zeros({2, 4, 9, 8});
+  for (const Tensor& other :
+       {at::zeros({2, 3, 9, 8}), at::zeros({2, 0, 9, 8}), at::zeros({1, 4, 9, 8}),
+        at::zeros({2, 4, 7, 8}), at::zeros({4, 9, 8})}) {
+    EXPECT_ERROR(causal_attention(q, other, other, {.window = 3}), "queries of sizes [2, 4, 9, 8]",
+                 "heads that divide them");
+  }
+  EXPECT_ERROR(causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
+}
+
+/// The first block, which has as many queries as the window, needs none.
+TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
+  constexpr std::int64_t kWindow = 2048, kBlock = 512;
+  const Tensor q = at::zeros({1, 1, 2 * kWindow, 8});
+  std::int64_t largest = 0;
+  const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
+    for (const Tensor& result : call.results) {
+      largest = std::max(largest, result.numel());
+    }
+  });
+  causal_attention(q, q, q, {.window = kWindow});
+  EXPECT_EQ(largest, kBlock * (kBlock + kWindow - 1));
 }
 
 TEST(CausalAttentionOf, SplitBatchesIsRefused) {

@@ -257,6 +257,9 @@ TEST(ContextParallel, RefusesWhatItCannotSplit) {
     EXPECT_ERROR(split->attention(odd, odd, odd), "3 tokens", "shard()");
     EXPECT_ERROR(split->attention(q, odd, odd), "[1, 2, 4, 8]", "[1, 2, 3, 8]");
     EXPECT_ERROR(split->attention(q, q, q.slice(3, 4)), "values of [1, 2, 4, 4]");
+    const at::Tensor none = at::ones({1, 0, 4, 8});
+    EXPECT_ERROR(split->attention(q, none, none), "keys of [1, 0, 4, 8]", "heads that divide them");
+    EXPECT_ERROR(split->attention(q, q, q, {.window = -2}), "window of -2");
     EXPECT_ERROR(split->attention(q, q, q.to(at::kDouble)), "in Float", "in Double", "equal");
     EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .window = 2}), "window of 2",
                  "not causal", "pass a mask");
@@ -265,7 +268,7 @@ TEST(ContextParallel, RefusesWhatItCannotSplit) {
       return std::make_shared<const Documents>(at::tensor(positions).view({1, tokens}), at::kCPU);
     };
     EXPECT_ERROR(split->attention(q, q, q, {.documents = documents({0, 1, 2, 0})}),
-                 "keys of sizes [1, 2, 12, 8]", "begin at [0, 3, 4]", "number of these tokens");
+                 "1 sequences of 12 tokens", "documents of 1 sequences of 4");
     const DocumentsPtr two = documents({0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8});
     EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .documents = two}), "not causal",
                  "one mask that says both");

@@ -28,6 +28,9 @@ class Documents {
   /// The same on the device, int32, as variable-length kernels take it.
   const at::Tensor& device_offsets() const { return device_offsets_; }
   std::vector<std::int64_t> lengths() const;
+  /// Throws Error, which begins with "attention", unless these are of `batch` sequences of
+  /// `tokens`.
+  void check_sequences(std::int64_t batch, std::int64_t tokens) const;
   /// The length of the longest.
   std::int64_t longest() const { return longest_; }
   /// Whether each sequence is one document, so that a causal flag says it all.
@@ -58,8 +61,8 @@ struct CausalAttentionOptions {
 /// On a GPU documents are variable-length attention, of the flash kernel (Dao 2023) or in fp32 of
 /// the memory-efficient one, and a window is the flash kernel's own. On a CPU each document is a
 /// call; so is each block of queries with the keys that its window reaches, which is also what fp32
-/// on a GPU does. What no fused kernel takes is computed with a mask. Throws Error for documents of
-/// other sizes than q's.
+/// on a GPU does. What no fused kernel takes is computed with a mask. Throws Error for keys, values
+/// or documents of other sizes than q's, and for a window below 0.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
 

@@ -96,8 +96,7 @@ VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim) {
 
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
                      const VocabularyShard& shard, const RowLossOptions& options) {
-  const auto type = logits.options().dtype(kernels::loss_type(logits));
-  RowLosses result{at::empty({logits.size(0)}, type), at::empty({logits.size(0)}, type)};
+  RowLosses result = kernels::empty_losses(logits);
   write_row_losses(logits, targets, shard, options, result);
   return result;
 }

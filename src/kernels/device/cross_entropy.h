@@ -46,13 +46,13 @@ struct CrossEntropy {
   /// (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's logit, and for label
   /// smoothing the sum of x - reference(maximum). Once relative: all from the maximum of all ranks.
   float* terms = nullptr;
-  float* losses = nullptr;       ///< (rows)
-  float* log_sum_exp = nullptr;  ///< (rows)
+  float* losses = nullptr;        ///< (rows)
+  double* log_sum_exp = nullptr;  ///< (rows)
 };
 
 struct CrossEntropyBackward {
   Logits logits;
-  const float* log_sum_exp = nullptr;
+  const double* log_sum_exp = nullptr;
   const float* of_row = nullptr;  ///< what each row's loss is multiplied by; null: 1
   std::int64_t of_row_stride = 1;
   void* gradient = nullptr;  ///< may be the logits
@@ -158,13 +158,13 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
                                            float sum, float target, float total) {
   const Logits& in = p.logits;
   const float log_sum = std::log(sum);
-  const float log_sum_exp = log_sum + maximum;
+  const double log_sum_exp = static_cast<double>(log_sum) + maximum;
   float loss = log_sum - (1.0F - in.label_smoothing) * target;
   if (in.label_smoothing > 0) {
     loss -= in.label_smoothing / static_cast<float>(in.vocabulary) * total;
   }
   if (in.z_loss > 0) {
-    loss += in.z_loss * log_sum_exp * log_sum_exp;
+    loss += in.z_loss * static_cast<float>(log_sum_exp * log_sum_exp);
   }
   p.losses[row] = in.is_ignored(row) ? 0.0F : loss;
   p.log_sum_exp[row] = log_sum_exp;
@@ -207,6 +207,18 @@ TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t r
   }
 }
 
+/// A number as the sum of two: what is subtracted from an fp32 number by both leaves it its digits,
+/// however large the number is.
+struct TwoFloats {
+  float high, low;
+};
+
+TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
+  const auto high = static_cast<float>(x);
+  const auto rest = static_cast<float>(x - high);
+  return {high, rest == rest ? rest : 0.0F};  // of infinities there is no rest
+}
+
 /// What a row's softmax is multiplied by; what its target, and every column, subtracts.
 struct RowScales {
   float softmax, target, all;
@@ -216,7 +228,7 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
                                                    std::int64_t row) {
   const Logits& in = p.logits;
   const float factor = p.of_row != nullptr ? p.of_row[row * p.of_row_stride] : 1.0F;
-  return {std::fma(factor, 2.0F * in.z_loss * p.log_sum_exp[row], factor),
+  return {std::fma(factor, 2.0F * in.z_loss * static_cast<float>(p.log_sum_exp[row]), factor),
           factor * (1.0F - in.label_smoothing),
           factor * in.label_smoothing / static_cast<float>(in.vocabulary)};
 }
@@ -234,13 +246,13 @@ TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& 
       store(gradient + i, Floats<M>{}, M);
     });
   }
-  const float lse = p.log_sum_exp[row];
+  const TwoFloats lse = two_floats(p.log_sum_exp[row]);
   const RowScales scales = scales_of_row(p, row);
   const std::int64_t target = in.target(row);
   for_each_vector<T, N>(x, in.columns, team, [&]<int M>(std::int64_t i) {
     Floats<M> v = load<M>(x + i, M);
     for (int k = 0; k < M; ++k) {
-      v.at[k] = std::fma(scales.softmax, fast_exp(v.at[k] - lse), -scales.all);
+      v.at[k] = std::fma(scales.softmax, fast_exp(v.at[k] - lse.high - lse.low), -scales.all);
     }
     if (target >= i && target < i + M) {
       for (int k = 0; k < M; ++k) {

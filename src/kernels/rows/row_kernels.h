@@ -34,8 +34,10 @@ struct RowKernels {
   /// where that is -inf; and unless it is null, the sum of x relative to the same.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
-  /// out = exp(x - log_sum_exp) * factor + added. May be in the place of x.
-  void (*softmax)(const T* x, T* out, std::int64_t n, float log_sum_exp, float factor, float added);
+  /// out = exp(x - high - low) * factor + added, of a log-sum-exp that is the sum of both. May be
+  /// in the place of x.
+  void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
+                  float added);
   /// sum += x, and out = sum rounded.
   void (*add)(const T* x, float* sum, std::int64_t n);
   void (*round)(const float* sum, T* out, std::int64_t n);

@@ -65,12 +65,24 @@ void rms_norm_backward(const T* grad, const T* sum_grad, const T* x, const float
   }
 }
 
+/// sigmoid(g), and 1 - sigmoid(g) without the cancellation of that difference.
+struct Sigmoid {
+  Floats value, rest;
+};
+
+/// Computed from exp(-|g|), as on CUDA: a large g leaves no NaN in a product.
+Sigmoid sigmoid(Floats g) {
+  const Floats e = exp_or_0(g < 0.0F ? g : -g);
+  const Floats large = 1.0F / (1.0F + e);
+  const Floats small = e * large;
+  return {g < 0.0F ? small : large, g < 0.0F ? large : small};
+}
+
 template <class T>
 void silu_mul(const T* gate, const T* up, T* out, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += kLanes) {
     const Floats g = load(gate + i, n - i);
-    const Floats silu = g / (1.0F + exp(-g));
-    store(out + i, silu * load(up + i, n - i), n - i);
+    store(out + i, g * sigmoid(g).value * load(up + i, n - i), n - i);
   }
 }
 
@@ -81,13 +93,12 @@ void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, 
     const Floats g = load(gate + i, n - i);
     const Floats d = load(grad + i, n - i);
     const Floats u = load(up + i, n - i);
-    const Floats divisor = 1.0F + exp(-g);
-    const Floats sigmoid = 1.0F / divisor;
-    const Floats slope = sigmoid * (1.0F + g * (1.0F - sigmoid));
-    store(gate_grad + i, d * u * slope, n - i);
-    store(up_grad + i, d * (g * sigmoid), n - i);
+    const auto [value, rest] = sigmoid(g);
+    const Floats silu = g * value;
+    store(gate_grad + i, value * (1.0F + g * rest) * d * u, n - i);
+    store(up_grad + i, d * silu, n - i);
     if (out != nullptr) {
-      store(out + i, g / divisor * u, n - i);  // with the bits of the forward
+      store(out + i, silu * u, n - i);  // with the bits of the forward
     }
   }
 }
@@ -146,9 +157,9 @@ void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponenti
 }
 
 template <class T>
-void softmax(const T* x, T* out, std::int64_t n, float log_sum_exp, float factor, float added) {
+void softmax(const T* x, T* out, std::int64_t n, float high, float low, float factor, float added) {
   for (std::int64_t i = 0; i < n; i += kLanes) {
-    const Floats v = load(x + i, n - i) - log_sum_exp;
+    const Floats v = load(x + i, n - i) - high - low;
     store(out + i, exp_or_0(v) * factor + added, n - i);
   }
 }

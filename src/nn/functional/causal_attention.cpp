@@ -89,6 +89,8 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
 /// Queries [first, first + count).
 struct Block {
   std::int64_t first, count;
+  /// Whether a window hides nothing from them that causality does not.
+  bool is_causal(std::int64_t window) const { return first == 0 && count <= window; }
 };
 
 /// The first is causal alone, unless the window is small. Further ones of up to 512 queries have
@@ -119,14 +121,18 @@ at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   const std::vector<Block> blocks = blocks_of(q.size(kSequenceDim), window);
   std::vector<std::int64_t> counts;
   std::ranges::transform(blocks, std::back_inserter(counts), &Block::count);
-  const at::Tensor mask = band(*std::ranges::max_element(counts), window, q);
+  std::int64_t masked = 0;  // queries of the largest block with a mask
+  for (const Block& block : blocks) {
+    masked = std::max(masked, block.is_causal(window) ? 0 : block.count);
+  }
+  const at::Tensor mask = band(masked, window, q);
   const std::vector<at::Tensor> queries = q.split_with_sizes(counts, kSequenceDim);
   std::vector<at::Tensor> mixed;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const auto [first, count] = blocks[i];
     const std::int64_t begin = std::max<std::int64_t>(0, first - window + 1);
     const std::int64_t keys = first + count - begin;
-    const bool causal = first == 0 && count <= window;
+    const bool causal = blocks[i].is_causal(window);
     const at::Tensor seen =
         causal ? at::Tensor()
                : mask.narrow(0, 0, count).narrow(1, begin - (first - window + 1), keys);
@@ -196,19 +202,14 @@ CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t token
   return options;
 }
 
-void check_documents(const at::Tensor& q, const Documents* documents) {
-  TESSERA_CHECK(
-      documents == nullptr || documents->offsets().back() == q.size(0) * q.size(kSequenceDim),
-      "attention of ", q.size(0), " sequences of ", q.size(kSequenceDim),
-      " tokens was given documents of ", documents->offsets().back(),
-      " tokens; make them of the positions of these sequences");
-}
-
 }  // namespace
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options) {
-  check_documents(q, options.documents.get());
+  check_attention("causal attention", q, k, v, options.window);
+  if (options.documents != nullptr) {
+    options.documents->check_sequences(q.size(0), q.size(kSequenceDim));
+  }
   const CausalAttentionOptions own = needed(options, q.size(kSequenceDim));
   const bool plain = own.documents == nullptr && own.window == 0;
   // A step on a GPU is planned on a CPU, whose kernels have no windows.

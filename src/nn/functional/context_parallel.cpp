@@ -164,13 +164,9 @@ std::int64_t counted_dim(const at::Tensor& tensor, std::int64_t dim) {
   return dim < 0 ? dim + tensor.dim() : dim;
 }
 
-void check_queries(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  for (const at::Tensor* tensor : {&q, &k, &v}) {
-    TESSERA_CHECK(tensor->dim() == 4 && tensor->size(kTokensDim) == q.size(kTokensDim),
-                  "context-parallel attention was given queries of sizes ", q.sizes(),
-                  " and keys or values of ", tensor->sizes(),
-                  "; pass (batch, heads, tokens, width), of the same tokens");
-  }
+void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const ContextAttentionOptions& options) {
+  check_attention("context-parallel attention", q, k, v, options.window);
   TESSERA_CHECK(k.sizes() == v.sizes() && k.scalar_type() == v.scalar_type(),
                 "context-parallel attention was given keys of sizes ", k.sizes(), " in ",
                 k.scalar_type(), " and values of ", v.sizes(), " in ", v.scalar_type(),
@@ -178,9 +174,6 @@ void check_queries(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   TESSERA_CHECK(q.size(kTokensDim) % 2 == 0, "context-parallel attention was given ",
                 q.size(kTokensDim),
                 " tokens of a rank, which are no two chunks; take them from shard()");
-}
-
-void check_seen(const ContextAttentionOptions& options) {
   TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
                 "context-parallel attention with a window of ", options.window,
                 " that is not causal was asked for; pass a mask in its place");
@@ -239,8 +232,10 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
           return attention(local_q, local_k, local_v, options);
         });
   }
-  check_queries(q, k, v);
-  check_seen(options);
+  check_inputs(q, k, v, options);
+  if (options.documents != nullptr) {
+    options.documents->check_sequences(q.size(0), q.size(kTokensDim) * mesh_.size());
+  }
   const std::vector<at::Tensor> whole =
       gather_sequence({k, v}, kTokensDim, mesh_, "keys and values");
   if (options.mask.defined() || !options.causal) {

@@ -50,6 +50,12 @@ std::vector<std::int64_t> Documents::lengths() const {
   return {lengths.begin() + 1, lengths.end()};
 }
 
+void Documents::check_sequences(std::int64_t batch, std::int64_t tokens) const {
+  TESSERA_CHECK(batch == batch_ && tokens == tokens_, "attention of ", batch, " sequences of ",
+                tokens, " tokens was given documents of ", batch_, " sequences of ", tokens_,
+                "; make them of the positions of these sequences");
+}
+
 at::Tensor Documents::mask(std::int64_t window) const {
   const c10::Device device = device_offsets_.device();
   std::vector<std::int64_t> of_tokens;

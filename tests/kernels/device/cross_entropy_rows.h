@@ -90,8 +90,9 @@ struct Case {
 
 struct Losses {
   explicit Losses(std::int64_t rows)
-      : losses(static_cast<std::size_t>(rows)), log_sum_exp(losses) {}
-  std::vector<float> losses, log_sum_exp;
+      : losses(static_cast<std::size_t>(rows)), log_sum_exp(losses.size()) {}
+  std::vector<float> losses;
+  std::vector<double> log_sum_exp;
 };
 
 template <class T, int N = kVector<T>>
@@ -160,7 +161,7 @@ Losses losses_of_parts(const Case<T>& in, const std::vector<std::int64_t>& first
   return result;
 }
 
-inline void expect_near(float found, double exact, double scale) {
+inline void expect_near(double found, double exact, double scale) {
   if (std::isfinite(exact)) {
     EXPECT_NEAR(found, exact, 4e-6 * scale);
   } else {
@@ -210,8 +211,8 @@ void expect_gradient(const Case<T>& in, const std::vector<T>& found) {
       const double share = (1.0 - in.options.label_smoothing) * (i == in.target(row) ? 1 : 0) +
                            in.options.label_smoothing / static_cast<double>(in.columns);
       const double factor = in.target(row) == kIgnored ? 0 : in.of_row(row);
-      // The logarithm of the sum is rounded to fp32.
-      const double terms = std::abs(factor) * (std::abs(softmax) * (1 + std::abs(lse)) + share);
+      const double exponent = std::abs(in.x(row, i) - lse);  // is rounded to fp32
+      const double terms = std::abs(factor) * (std::abs(softmax) * (1 + exponent) + share);
       expect_rounded_once(found[static_cast<std::size_t>(row * in.columns + i)],
                           factor * (softmax - share), terms);
     }

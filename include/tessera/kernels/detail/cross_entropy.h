@@ -28,11 +28,15 @@ struct LossRows {
   RowLossOptions options{};
 };
 
-/// (rows) each, in loss_type().
+/// (rows) each.
 struct RowLosses {
-  at::Tensor losses;       ///< 0 where the target is ignored
-  at::Tensor log_sum_exp;  ///< over all columns
+  at::Tensor losses;  ///< in loss_type(); 0 where the target is ignored
+  /// Over all columns, in fp64: what large logits are relative to keeps the digits of their
+  /// differences.
+  at::Tensor log_sum_exp;
 };
+/// Without values, for these logits.
+RowLosses empty_losses(const at::Tensor& logits);
 
 /// What one rank's columns say of the losses of a split vocabulary.
 struct RowTerms {
