@@ -53,6 +53,7 @@ void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("pretraining_tp", {1}, "pretraining_tp is");
   reader.only("partial_rotary_factor", {1, 1.0}, "partial rotary embedding is");
   reader.only("quantization_config", {}, "quantised weights are");
+  reader.only("is_causal", {true}, "attention to later tokens is");
 }
 
 /// What a file says of its layers one by one has to agree with the window of all.
@@ -111,6 +112,17 @@ double yarn_attention_factor(const ConfigReader& rope, double factor) {
   return rope.number_or("attention_factor", factor);
 }
 
+/// Versions of transformers take those of the file instead of the scaling's, or not at all.
+void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
+  constexpr const char* kKey = "original_max_position_embeddings";
+  const bool takes =
+      scaling.kind == RopeScaling::Kind::kLlama3 || scaling.kind == RopeScaling::Kind::kYarn;
+  const std::int64_t said = file.positive_or(kKey, scaling.original_positions);
+  TESSERA_CHECK(!takes || said == scaling.original_positions, file.origin(), ": \"", kKey, "\" is ",
+                said, ", but the rope scaling is of ", scaling.original_positions,
+                "; leave out the one that is not meant");
+}
+
 /// `positions`: the model's own, where the scaling does not say of how many it is made.
 RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   using Kind = RopeScaling::Kind;
@@ -145,7 +157,8 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kYarn) {
     s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
     s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
-    s.truncate = rope.flag_or("truncate", true);
+    // null is none, as transformers takes it.
+    s.truncate = rope.flag_or("truncate", !rope.names("truncate"));
     s.attention_factor = yarn_attention_factor(rope, s.factor);
   }
   return s;
@@ -170,6 +183,7 @@ Rope read_rope_object(const ConfigReader& reader, const char* key) {
       inner.number_or("rope_theta", rope.theta), "; leave out the one that is not meant");
   rope.theta = inner.number_or("rope_theta", rope.theta);
   rope.scaling = read_scaling(inner, reader.positive_or("max_position_embeddings", 0));
+  check_original_positions(reader, rope.scaling);
   return rope;
 }
 

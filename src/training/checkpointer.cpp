@@ -9,11 +9,14 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <system_error>
 #include <utility>
 
 #include "tessera/checkpoint/runs.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
 
@@ -38,6 +41,25 @@ optim::GradScaler::State scaler_state(const Json& saved) {
           .overflows_since_change = saved.at("overflows_since_change")};
 }
 
+/// What fails there is an Error on all ranks.
+void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
+  const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
+  const auto failure = comm::first_failure(*group, c10::Device(c10::kCPU), [&] {
+    if (world.rank() == 0) {
+      work();
+    }
+  });
+  if (failure) {
+    fail(failure->message);
+  }
+}
+
+void unlock(int lock) {
+  if (lock >= 0) {
+    close(lock);
+  }
+}
+
 Json random_to_json(const RandomState& random) {
   return {{"seed", random.seed}, {"calls", random.calls}};
 }
@@ -48,7 +70,18 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
   if (!options_.folder.empty()) {
-    find_source();
+    try {
+      // Before it is read: a run that is at its end may still save a step.
+      run_on_first_rank(*world_, [this] {
+        if (std::filesystem::is_directory(options_.folder)) {
+          make_folder();
+        }
+      });
+      find_source();
+    } catch (...) {
+      unlock(lock_);  // the destructor does not run
+      throw;
+    }
   }
   if (!resumes_) {
     source_ = options_.initial_load;
@@ -131,6 +164,9 @@ void Checkpointer::make_folder() {
 
 /// Until the process ends, however it ends. File systems without locks let everybody in.
 void Checkpointer::lock_folder() {
+  if (lock_ >= 0) {
+    return;
+  }
   const std::string file = (options_.folder / ".lock").string();
   lock_ = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   TESSERA_CHECK(lock_ >= 0, option("checkpoint"), ": '", file,
@@ -141,9 +177,7 @@ void Checkpointer::lock_folder() {
 }
 
 Checkpointer::~Checkpointer() {
-  if (lock_ >= 0) {
-    close(lock_);
-  }
+  unlock(lock_);
 }
 
 void Checkpointer::warn(const std::string& text) const {

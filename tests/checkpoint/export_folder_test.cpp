@@ -96,10 +96,38 @@ TEST(ExportFolder, RefusesAnotherConfiguration) {
                "holds a model with another config.json", "export to another folder");
 }
 
+TEST(ExportFolder, RefusesAnAdapterBesideAModelAndAModelBesideAnAdapter) {
+  const auto check = [](const char* file, const char* config_file) {
+    const TemporaryFolder folder;
+    WriteFile(folder / file, "{}");
+    check_export_folder(folder.path(), "{}", 1, config_file);
+  };
+  for (const char* file : {kAdapterConfig, kAdapterFile}) {
+    EXPECT_ERROR(check(file, "config.json"), std::string("has ") + file + " of an adapter",
+                 "export to another folder");
+  }
+  for (const char* file : {"config.json", "model.safetensors", "model.safetensors.index.json",
+                           "model-00001-of-00002.safetensors"}) {
+    EXPECT_ERROR(check(file, kAdapterConfig), std::string("has ") + file + " of a model");
+  }
+  check("notes.txt", "config.json");
+  check(kAdapterConfig, kAdapterConfig);
+}
+
 TEST(ExportFolder, RefusesADiskWithoutRoom) {
   const TemporaryFolder folder;
   EXPECT_ERROR(check_export_folder(folder / "new/out", "{}", std::int64_t{1} << 60),
                "takes 1152921504606846976 bytes, but the disk has room for");
+}
+
+TEST(ExportFolder, WritesTheTypeOfAModelWithALlamasNames) {
+  const std::vector<SafetensorsWriter::Item> llama{{kEmbedding, at::kFloat, {1}}};
+  EXPECT_EQ(with_model_type("{}", {{"w", at::kFloat, {1}}}), "{}");
+  EXPECT_EQ(with_model_type(R"({"model_type":"qwen3"})", llama), R"({"model_type":"qwen3"})");
+  const char* other = R"({"architectures":["MyForCausalLM"]})";
+  EXPECT_EQ(with_model_type(other, llama), other);
+  EXPECT_EQ(with_model_type(R"({"vocab_size": 3})", llama),
+            "{\n  \"vocab_size\": 3,\n  \"model_type\": \"llama\"\n}\n");
 }
 
 TEST(ExportFolder, WritesTheTypeOfTheWeightsToTheConfiguration) {

@@ -1,5 +1,6 @@
 #include <filesystem>
 
+#include "heard_warnings.h"
 #include "known_model.h"
 #include "sharded/saved_state.h"
 #include "tessera/checkpoint/hugging_face.h"
@@ -173,6 +174,82 @@ TEST(ExportStep, RefusesAHeadThatReadersWouldDrop) {
                "have different values");
   EXPECT_FALSE(std::filesystem::exists(dir / "new"));
   export_hugging_face(dir / "step-00000002", dir / "new", R"({"tie_word_embeddings": false})");
+}
+
+/// One parameter.
+struct TiedTables : nn::Module<TiedTables> {
+  TiedTables() {
+    auto model = std::make_shared<Tables::Body>();
+    auto head = std::make_shared<nn::Linear>(5, 11, nn::LinearOptions{false});
+    register_module("model", model);
+    register_module("lm_head", head);
+    const nn::SlotPtr slot = named_slots().front().second;
+    head->tie_slot("weight", slot);
+    slot->set(at::ones({11, 5}));
+    slot->set_initialized(true);
+  }
+};
+
+TEST(ExportStep, RefusesToLeaveOutAHeadThatReadersExpect) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    TiedTables tied;
+    save(*rank.world(), dir.path(), 1, StateDict{tied}, {});
+    for (const char* config : {R"({"tie_word_embeddings": false})", R"({"vocab_size": 11})"}) {
+      EXPECT_ERROR(save_hugging_face(tied, *rank.world(), dir / "new", config),
+                   "'model.embed_tokens.weight' and 'lm_head.weight' are one parameter",
+                   "say true there");
+      EXPECT_ERROR(check_save_hugging_face(tied, dir / "new", config), "say true there");
+      EXPECT_ERROR(export_hugging_face(dir / "step-00000001", dir / "new", config),
+                   "'model.embed_tokens.weight' and 'lm_head.weight' of the checkpoint",
+                   "are one tensor", "say true there");
+    }
+  });
+  EXPECT_FALSE(std::filesystem::exists(dir / "new"));
+  // Of another class, whose default is not known.
+  export_hugging_face(dir / "step-00000001", dir / "out", R"({"model_type": "gemma"})");
+}
+
+/// A module whose name is a prefix of the names of an optimizer's state.
+struct Learned : nn::Module<Learned> {
+  struct Part : nn::Module<Part> {
+    nn::Child<nn::Linear> state{*this, "state", 2, 3};
+  };
+  nn::Child<Part> optimizer{*this, "optimizer"};
+};
+
+TEST(ExportStep, WritesTheWeightsOfAModuleThatIsCalledOptimizer) {
+  const TemporaryFolder dir;
+  Tensors saved;
+  RunRanks(1, [&](Rank& rank) {
+    Learned model;
+    for (const auto& [name, slot] : model.named_slots()) {
+      slot->set(at::rand_like(slot->get()));
+      slot->set_initialized(true);
+    }
+    saved = LocalValues(model);
+    save(*rank.world(), dir.path(), 1,
+         {model, {{"optimizer.state.weight.exp_avg", at::ones({3, 2})}}});
+  });
+  export_hugging_face(dir / "step-00000001", dir / "out", "{}");
+  ASSERT_TRUE(saved.contains("optimizer.state.weight"));
+  ExpectEqual(ReadModel(dir / "out/model.safetensors"), saved);
+}
+
+TEST(ExportStep, SaysThatAStepHasAveragesToo) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1}, 1);
+    save(*rank.world(), dir.path(), 1, {state.net, {{"middle.bias.ema", at::zeros({7})}}});
+  });
+  HeardWarnings warnings;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    export_hugging_face(dir / "step-00000001", dir / "out", "{}");
+  }
+  ASSERT_EQ(warnings.texts.size(), 1U);
+  EXPECT_CONTAINS(warnings.texts[0], "holds averages of the weights too", "exported as they are");
+  ExpectEqual(ReadModel(dir / "out/model.safetensors"), SavedValues(1, at::kFloat));
 }
 
 TEST(ExportStep, LeavesTheOlderExportWhereTheStepIsDamaged) {

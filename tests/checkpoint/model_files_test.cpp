@@ -63,6 +63,12 @@ TEST_F(ModelFilesTest, SaysWhatAFolderLacks) {
   Refuses("has neither model.safetensors nor model.safetensors.index.json");
 }
 
+TEST_F(ModelFilesTest, RefusesAModelWithAnAdapter) {
+  Shard(kSingleFile, "a");
+  WriteFile(folder_ / kAdapterConfig, "{}");
+  Refuses("has adapter_config.json, by which other programs load the adapter");
+}
+
 TEST_F(ModelFilesTest, RefusesShardsThatArePaths) {
   for (const std::string bad : {"/etc/passwd", "../1.safetensors", "..", ".", "", "a/1.safetensors",
                                 "a\\\\1.safetensors", "1\\u0000.safetensors", "1\\n.safetensors",

@@ -148,6 +148,7 @@ TEST(SafetensorsWriter, RefusesUnfitItems) {
   };
   refuses({{"w", at::kFloat, {1}}, {"w", at::kFloat, {1}}}, "two tensors are named 'w'");
   refuses({{"a/b", at::kFloat, {1}}}, "looks like a path");
+  refuses({{"__metadata__", at::kFloat, {1}}}, "is that of a file's own entry: rename the tensor");
   refuses({{"\xff", at::kFloat, {1}}}, "not valid UTF-8");
   refuses({{"w", at::kComplexDouble, {1}}}, "safetensors lacks");
   EXPECT_TRUE(folder.files().empty());

@@ -60,7 +60,11 @@ TEST(SaveLora, RefusesWhatPeftCannotHold) {
     testing::fill(model);
     EXPECT_ERROR(save_lora(model, *rank.world(), folder / ".", folder.path().string()),
                  "the folder of the model");
+    testing::WriteFile(folder / "config.json", "{}");
+    EXPECT_ERROR(save(model, "."), "has config.json of a model");
     save(model);
+    EXPECT_ERROR(save_hugging_face(model, *rank.world(), folder / "out", "{}"), "has adapter_",
+                 " of an adapter");
     nn::apply_lora(model, {.rank = 3, .targets = {"1"}});
     testing::fill(model);
     EXPECT_ERROR(save(model), "'0' and '1'", "differ in rank");

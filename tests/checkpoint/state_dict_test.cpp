@@ -81,8 +81,16 @@ TEST(StateDicts, HaveTiedParametersUnderEachNameAndTakeThemUnderAny) {
     Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
     TensorDict full = get_model_state_dict(*rank.world(), net, kFull);
     EXPECT_TRUE(at::equal(full.at("head.weight"), full.at("embed.weight")));
-    full.erase("embed.weight");
     const Tensors before = LocalValues(net);
+    set_model_state_dict(*rank.world(), net, full, kFull);
+    TensorDict other = full;
+    other["head.weight"] = other["head.weight"] + 1;
+    for (const StateDictOptions& options : {kFull, kFromRank0}) {
+      EXPECT_ERROR(set_model_state_dict(*rank.world(), net, other, options),
+                   "'embed.weight' and 'head.weight' have different values in the state dict");
+    }
+    ExpectEqual(LocalValues(net), before);
+    full.erase("embed.weight");
     zero(net);
     set_model_state_dict(*rank.world(), net, full, kFull);
     ExpectEqual(LocalValues(net), before);

@@ -69,6 +69,37 @@ TEST(ParseConfig, RefusesTwoAnswersToOneQuestion) {
                "rope scaling has \"rope_type\" \"linear\" and \"type\" \"yarn\"");
 }
 
+TEST(ParseConfig, RefusesOriginalPositionsOfTheFileThatAreNotTheScalings) {
+  const auto with = [](Json scaling, Json original) {
+    Json json = With("rope_scaling", std::move(scaling));
+    json["max_position_embeddings"] = 256;
+    json["original_max_position_embeddings"] = std::move(original);
+    return Parse(json);
+  };
+  Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  EXPECT_EQ(with(yarn, 256).rope.scaling.original_positions, 256);
+  EXPECT_ERROR(with(yarn, 64), "\"original_max_position_embeddings\" is 64, but the rope scaling",
+               "is of 256; leave out the one that is not meant");
+  yarn["original_max_position_embeddings"] = 64;
+  EXPECT_EQ(with(yarn, 64).rope.scaling.original_positions, 64);
+  EXPECT_ERROR(with(yarn, 128), "is 128, but the rope scaling is of 64");
+  EXPECT_EQ(with({{"rope_type", "linear"}, {"factor", 4.0}}, 64).rope.scaling.factor, 4.0);
+}
+
+TEST(ParseConfig, TakesANullTruncateForFalseAsTransformersDoes) {
+  const auto truncates = [](const Json& more) {
+    Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+    yarn.update(more);
+    Json json = With("rope_scaling", yarn);
+    json["max_position_embeddings"] = 256;
+    return Parse(json).rope.scaling.truncate;
+  };
+  EXPECT_TRUE(truncates(Json::object()));
+  EXPECT_TRUE(truncates({{"truncate", true}}));
+  EXPECT_FALSE(truncates({{"truncate", nullptr}}));
+  EXPECT_FALSE(truncates({{"truncate", false}}));
+}
+
 TEST(ParseConfig, ComparesTheKindsOfLayersWithTheWindow) {
   Json json = With("model_type", "mistral");
   json["num_key_value_heads"] = nullptr;
@@ -146,6 +177,7 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
       {"num_attention_heads", 7, "not a multiple of num_attention_heads 7"},
       {"head_dim", 7, "head_dim is 7"},
       {"hidden_act", "gelu", "activations other than silu"},
+      {"is_causal", false, "attention to later tokens is not implemented"},
       {"attention_bias", "yes", "must be true or false"},
       {"rope_scaling", {{"type", "longrope"}, {"factor", 2.0}}, "rope scaling is of type"},
       {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, "max_position_embeddings"},

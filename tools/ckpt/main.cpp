@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -157,7 +158,8 @@ int pull(const Arguments& arguments) {
   return 0;
 }
 
-void declare_store(CLI::App& app, Arguments& arguments, const char* move, std::string& command) {
+CLI::App& declare_store(CLI::App& app, Arguments& arguments, const char* move,
+                        std::string& command) {
   app.add_option(move, command, "The command that moves one file, with {file} and {key}")
       ->required();
   app.add_option("--list", arguments.store.list,
@@ -165,6 +167,7 @@ void declare_store(CLI::App& app, Arguments& arguments, const char* move, std::s
                  "{key}")
       ->required();
   app.add_option("--prefix", arguments.prefix, "What the keys of the run's steps begin with");
+  return app;
 }
 
 int run(int argc, char** argv) {
@@ -195,7 +198,9 @@ int run(int argc, char** argv) {
       ->add_option("OTHER", arguments.other, "The other step")
       ->required();
   declare_store(*add("push", "Puts a step into an object store", push), arguments, "--put",
-                arguments.store.put);
+                arguments.store.put)
+      .add_option("--get", arguments.store.get,
+                  "That of pull: makes sure that a step which --list does not print is not there");
   declare_store(*add("pull", "Gets the newest step from an object store", pull,
                      "The folder of the run's steps"),
                 arguments, "--get", arguments.store.get);
@@ -219,6 +224,8 @@ int run(int argc, char** argv) {
 }  // namespace tessera::checkpoint
 
 int main(int argc, char** argv) {
+  // A file that grows beyond the limit of its size is then an error, with its line.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return tessera::checkpoint::run(argc, argv);
   } catch (const std::exception& error) {

@@ -23,8 +23,8 @@ namespace tessera::checkpoint {
 /// Collective over `world`; rank 0 writes, as save_hugging_face() does: files appear whole. Throws
 /// Error on all ranks, before anything is sent, for a model without adapters or with adapters of
 /// different ranks, scales or dropouts, for parameters without values, and for a folder that cannot
-/// be written or that holds another adapter_config.json. The adapter of an nn::FusedLinear is
-/// written as one for each of its parts.
+/// be written or that holds another adapter_config.json, or a model. The adapter of an
+/// nn::FusedLinear is written as one for each of its parts.
 void save_lora(const nn::ModuleBase& module, comm::World& world,
                const std::filesystem::path& folder, const std::string& base_model);
 

@@ -81,7 +81,8 @@ class DamagedStep : public Error {
 
 /// What of a step is loaded.
 struct LoadOptions {
-  /// Patterns of names that are neither loaded nor missed (nn::matches_fqn): "optimizer.**".
+  /// Patterns of names that are neither loaded nor missed (nn::matches_fqn): "optimizer.**". Error
+  /// for one, other than this, that matches no name of the step or of the state.
   std::vector<std::string> exclude = {};
   /// Load the names that are present and fit. LoadReport lists what was left unchanged.
   bool partial = false;
@@ -107,12 +108,13 @@ struct LoadReport {
 /// shards, to the MiB, and compares them with their checksums.
 ///
 /// Collective over `world`. A failure on one rank is an Error on all. Throws Error, before anything
-/// is changed, if folders or options differ between ranks, if there is no such step, and if names,
-/// sizes or types do not fit; then DamagedStep if a file is missing or damaged. If the damage is
-/// found while bytes are read, or reading fails, the parameters being loaded count as never filled:
-/// all ranks may load an older step. Objects take their states before the first parameter changes,
-/// and nn::Dropouts their counts after the last; those of each rank's own may be missing or
-/// unexpected.
+/// is changed, if folders or options differ between ranks, if there is no such step, if names,
+/// sizes or types do not fit, and if a tied parameter (or an optimizer's state of one) is two
+/// tensors of other values in the step; then DamagedStep if a file is missing or damaged. If the
+/// damage is found while bytes are read, or reading fails, the parameters being loaded count as
+/// never filled: all ranks may load an older step. Objects take their states before the first
+/// parameter changes, and nn::Dropouts their counts after the last; those of each rank's own may be
+/// missing or unexpected.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 

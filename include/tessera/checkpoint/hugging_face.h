@@ -53,7 +53,8 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// Writes a folder that `transformers` loads: all parameters and persistent buffers, unsharded, in
 /// model.safetensors or, beyond `max_shard_bytes` bytes, in model-0000k-of-0000n.safetensors with
 /// an index; and `config_json` as config.json. Its "torch_dtype" or "dtype" is set to the weights'
-/// type. Without either, "torch_dtype" is added unless that is fp32. Floating-point values are
+/// type. Without either, "torch_dtype" is added unless that is fp32. A "model_type" that is missing
+/// is added for weights with a Llama's names: "llama". Floating-point values are
 /// written in `dtype` (fp32, bf16, fp16 or fp64); without it in fp32, those of fp64 in fp64. A tied
 /// parameter is written once, under its first FQN; a fused one as the tensors of its parts.
 ///
@@ -62,8 +63,9 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// config.json says the same: at any instant, also if this process is killed, the folder holds the
 /// older model or the new one. A failure on one rank is an Error on all. Throws Error, before
 /// anything is sent, for parameters that were never filled or that differ between ranks
-/// (set_distinct_along), a folder that cannot be written or has too little room, and one that holds
-/// a model with another config.json.
+/// (set_distinct_along), for a head that is the embedding where `config_json` says that they are
+/// two, or the other way, a folder that cannot be written or has too little room, and one that
+/// holds an adapter or a model with another config.json.
 void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder, const std::string& config_json,
                        std::optional<c10::ScalarType> dtype = {},
@@ -89,7 +91,9 @@ void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem:
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 
 /// Writes the weights of a step as such a folder, without ranks and without a model, with at most a
-/// few blocks of 8 MiB in memory. Floating-point weights are converted to `dtype`. The step may
+/// few blocks of 8 MiB in memory (and the embedding, where `config_json` ties it to a head that the
+/// step has as well: the two are compared). Floating-point weights are converted to `dtype`. Of a
+/// step with averages (optim::Ema) the weights are written, with a warning. The step may
 /// also be a folder of shards that PyTorch's HuggingFaceStorageWriter wrote. Replaces an older
 /// export as save_hugging_face() does. `beside`: what copy_beside_weights() copies; none: what the
 /// folder has stays. Throws Error as those do, for a step that is not valid or whose bytes differ

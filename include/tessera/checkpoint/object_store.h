@@ -42,10 +42,13 @@ class ObjectStore {
 ///
 ///   {.put = "aws s3 cp {file} s3://bucket/{key}",
 ///    .get = "aws s3 cp s3://bucket/{key} {file}",
-///    .list = "aws s3 ls --recursive s3://bucket/{key} | awk '{print $3, $4}'"}
+///    .list = "aws s3api list-objects-v2 --bucket bucket --prefix {key}"
+///            " --query '(Contents || `[]`)[].[Size, Key]' --output text"}
 ///
-/// `list` prints a line "BYTES KEY" for each object whose key begins with {key}. A command that
-/// fails ends with another status than 0; the last line that it has written is in the error.
+/// `list` prints a line "BYTES KEY" for each object whose key begins with {key}, and nothing where
+/// there is none. A command that fails ends with another status than 0, so it must not end in a
+/// pipe, whose status is that of its last part: the last line that it has written is in the error.
+/// While a command runs its rank counts as getting on: the command's own time-out ends a transfer.
 struct StoreCommands {
   std::string put, get, list;
 };
@@ -64,7 +67,8 @@ struct TransferOptions {
 ///
 /// Collective over `world`, whose ranks see the folder and share its files. Returns the step's
 /// number. A failure on one rank is an Error on all; the store then has no such step, but may have
-/// some of its objects, which the next try replaces. Throws Error for a step that is there already.
+/// some of its objects, which the next try replaces. Throws Error for a step that is there already:
+/// the store lists its manifest, or gives it.
 std::int64_t push_step(comm::World& world, const std::filesystem::path& step, ObjectStore& store,
                        const std::string& prefix, const TransferOptions& options = {});
 
@@ -72,9 +76,9 @@ std::int64_t push_step(comm::World& world, const std::filesystem::path& step, Ob
 std::optional<std::int64_t> newest_step_in(ObjectStore& store, const std::string& prefix);
 
 /// Gets a step from a store, the newest unless `step` says which, to DIR/step-00000100, which must
-/// not be there. The manifest comes last. Collective over `world`, whose ranks see DIR and share
-/// the files; load() compares every byte with its checksum. Returns the folder. Throws Error as
-/// push_step(), and where the store has no such step.
+/// not be there. Every byte is compared with its checksum, and what differs is got again; the
+/// manifest comes last. Collective over `world`, whose ranks see DIR and share the files. Returns
+/// the folder. Throws Error as push_step(), and where the store has no such step.
 std::filesystem::path pull_step(comm::World& world, ObjectStore& store, const std::string& prefix,
                                 const std::filesystem::path& dir,
                                 std::optional<std::int64_t> step = std::nullopt,

@@ -65,7 +65,8 @@ class Checkpointer {
  public:
   using Json = nlohmann::json;
 
-  /// Looks for where to start. Throws Error if that is not what the options say: for steps where a
+  /// Looks for where to start, in a folder that it takes for this run alone, as make_folder() does,
+  /// if it is there. Throws Error if that is not what the options say: for steps where a
   /// new run would begin, or none to resume; and for options that make no sense.
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();

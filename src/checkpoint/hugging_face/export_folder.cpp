@@ -9,11 +9,13 @@
 #include <random>
 #include <regex>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "blocks/blocks.h"
 #include "hugging_face/model_files.h"
+#include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
@@ -101,6 +103,23 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
                 "or remove that model first");
 }
 
+bool is_of_adapter(const std::string& name) {
+  return name == kAdapterConfig || name == kAdapterFile;
+}
+
+/// Readers of a folder that holds a model and an adapter take one of them for the other.
+void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
+  std::error_code missing;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
+    const std::string name = entry.path().filename().string();
+    const bool of_model =
+        name == kConfigFile || name == kSingleFile || name == kIndexFile || is_shard(name);
+    TESSERA_CHECK(adapter ? !of_model : !is_of_adapter(name), "the folder '", folder.string(),
+                  "' has ", name, " of ", adapter ? "a model" : "an adapter",
+                  ", and readers would take one for the other; export to another folder");
+  }
+}
+
 /// What a cast has made infinite would make the model's results NaN.
 void check_range_of_half(const std::string& name, const at::Tensor& block) {
   TESSERA_CHECK(block.scalar_type() != c10::kHalf || !at::isinf(block).any().item<bool>(),
@@ -118,6 +137,7 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
   TESSERA_CHECK(is_folder && access(existing.c_str(), W_OK) == 0, "cannot export to '",
                 folder.string(), "': ", existing.string(),
                 is_folder ? " is not writable" : " is not a folder", "; name another");
+  check_no_other_kind(folder, config_file == std::string_view(kAdapterConfig));
   check_same_config(folder, config_json, config_file);
   std::error_code error;
   const auto space = std::filesystem::space(existing, error);
@@ -143,6 +163,27 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
     changed = true;
   }
   return changed ? config.dump(2) + "\n" : config_json;
+}
+
+std::string with_model_type(const std::string& config_json, const std::vector<Item>& items) {
+  ordered_json config = parsed(config_json);
+  const ordered_json llama = ordered_json::array({"LlamaForCausalLM"});
+  const bool has_names = std::ranges::find(items, kEmbedding, &Item::name) != items.end();
+  if (!config.is_object() || !config.value("model_type", ordered_json()).is_null() || !has_names ||
+      config.value("architectures", llama) != llama) {
+    return config_json;
+  }
+  config["model_type"] = "llama";
+  return config.dump(2) + "\n";
+}
+
+bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied) {
+  ordered_json apart = parsed(config_json);
+  if (!apart.is_object() || std::ranges::find(tied, kHead) == tied.end()) {
+    return false;
+  }
+  apart["tie_word_embeddings"] = false;
+  return config_change(config_json, apart.dump()).empty();  // with the default of its class
 }
 
 bool drops_head(const std::string& config_json, const std::vector<Item>& items) {

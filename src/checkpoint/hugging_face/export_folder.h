@@ -17,13 +17,23 @@ namespace tessera::checkpoint {
 
 /// Throws Error if an export of so many bytes of weights with this configuration cannot be written
 /// to `folder`: it cannot be made or written, its file system has too little room, or it holds a
-/// model of another configuration. Makes nothing. `config_file`: the configuration's name there.
+/// model of another configuration, or an adapter (for the export of an adapter: a model). Makes
+/// nothing. `config_file`: the configuration's name there.
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
 /// The configuration with the exported type of the weights, if it names a type or readers would
 /// assume another. Throws Error for a type that weights are not exported in.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
+
+/// The configuration with the type "llama", which readers need, if it has none and the tensors have
+/// a Llama's names.
+std::string with_model_type(const std::string& config_json,
+                            const std::vector<SafetensorsWriter::Item>& items);
+
+/// Whether the configuration says that embedding and head are two, while the head is among the
+/// embedding's other names: readers draw the head anew.
+bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied);
 
 /// Whether the configuration says that embedding and head are one, while the tensors of an export
 /// are both: readers drop the head's.

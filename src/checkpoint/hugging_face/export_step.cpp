@@ -3,19 +3,22 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
-#include <fmt/format.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "blocks/blocks.h"
 #include "hugging_face/export_folder.h"
 #include "inspect/step_blocks.h"
 #include "parameters/parameters.h"
+#include "step/shards_of_others.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/strict_json.h"
@@ -24,8 +27,31 @@
 namespace tessera::checkpoint {
 namespace {
 
-bool is_weight(const std::string& name) {
-  return !name.starts_with("optimizer.");
+constexpr std::string_view kOptimizer = "optimizer.";
+constexpr std::string_view kState = "optimizer.state.";
+
+/// The tensors of a step that are a model's. A module may be called "optimizer": what a save has
+/// written of an optimizer is named by another tensor, "optimizer.state.FQN.exp_avg". In shards of
+/// PyTorch's, that tensor may be under a prefix.
+class Weights {
+ public:
+  Weights(const std::filesystem::path& step, const Manifest& manifest)
+      : manifest_(manifest), of_others_(has_shards_of_others(step)) {}
+
+  bool operator()(const std::string& name) const {
+    if (of_others_ || !name.starts_with(kState)) {
+      return !name.starts_with(of_others_ ? kOptimizer : kState);
+    }
+    return !manifest_.tensors.contains(name.substr(kState.size(), name.rfind('.') - kState.size()));
+  }
+
+ private:
+  const Manifest& manifest_;
+  bool of_others_;
+};
+
+bool is_average(const std::string& name) {
+  return name.starts_with(kState) && name.ends_with(".ema");
 }
 
 bool is_adapter(const std::string& name) {
@@ -33,6 +59,7 @@ bool is_adapter(const std::string& name) {
 }
 
 std::vector<SafetensorsWriter::Item> items_of_step(const Manifest& manifest,
+                                                   const Weights& is_weight,
                                                    c10::ScalarType dtype) {
   std::vector<SafetensorsWriter::Item> items;
   for (const auto& [name, tensor] : manifest.tensors) {
@@ -62,6 +89,31 @@ void check_config(const std::string& config_json, const nlohmann::json& entries,
     const std::string change = config_change(saved->dump(), config_json);
     TESSERA_CHECK(change.empty(), "the configuration is not that of the checkpoint '",
                   step.string(), "': ", change, "; give the config.json that it was trained with");
+  }
+}
+
+/// A step has no tensor of a head that is the embedding.
+void check_tied_head(const std::filesystem::path& step, const Manifest& manifest,
+                     const std::string& config_json) {
+  const auto embedding = manifest.tensors.find(kEmbedding);
+  TESSERA_CHECK(
+      embedding == manifest.tensors.end() || manifest.tensors.contains(kHead) ||
+          !lacks_head(config_json, embedding->second.tied),
+      "'", kEmbedding, "' and '", kHead, "' of the checkpoint '", step.string(),
+      "' are one tensor, but the config.json does not say \"tie_word_embeddings\": true, without "
+      "which readers draw the latter anew: say true there");
+}
+
+/// A run's own export has them instead of the weights.
+void say_averages(const std::filesystem::path& step, const Manifest& manifest,
+                  const Weights& is_weight) {
+  const bool averages = std::ranges::any_of(manifest.tensors, [&](const auto& tensor) {
+    return is_average(tensor.first) && !is_weight(tensor.first);
+  });
+  if (averages) {
+    TORCH_WARN("the checkpoint '", step.string(),
+               "' holds averages of the weights too (optimizer.state.*.ema): the weights are "
+               "exported as they are; of llama_train's, --resume --save-hf exports the averages");
   }
 }
 
@@ -95,17 +147,20 @@ void export_hugging_face(const std::filesystem::path& step, const std::filesyste
                          std::int64_t max_shard_bytes) {
   const Manifest manifest = manifest_in(step);
   check_config(config_json, manifest.entries, step);
-  const auto items = items_of_step(manifest, dtype);
+  const Weights is_weight(step, manifest);
+  const auto items = items_of_step(manifest, is_weight, dtype);
   TESSERA_CHECK(!items.empty(), "the checkpoint '", step.string(),
                 "' holds no weights to export: give one that was saved with a model");
+  check_tied_head(step, manifest, config_json);
   if (drops_head(config_json, items)) {
     check_head(step, manifest);
   }
-  const std::string config = config_of_weights(config_json, dtype);
+  const std::string config = config_of_weights(with_model_type(config_json, items), dtype);
   check_export_folder(folder, config, bytes_of_all(items));
   if (beside) {
     check_beside_weights(*beside, folder);
   }
+  say_averages(step, manifest, is_weight);
   ExportFolder files(folder, items, config, max_shard_bytes);
   std::uint64_t all = 0;
   for (const auto& [name, tensor] : manifest.tensors) {

@@ -105,6 +105,10 @@ std::uint64_t bytes_of(const SafetensorsFile& file) {
 ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
   TESSERA_CHECK(std::filesystem::is_directory(folder), "there is no model folder '",
                 folder.string(), "': give a folder with config.json and ", kSingleFile);
+  TESSERA_CHECK(!std::filesystem::exists(folder / kAdapterConfig), "the model folder '",
+                folder.string(), "' has ", kAdapterConfig,
+                ", by which other programs load the adapter and the model that it names instead: "
+                "give a folder without, or move the adapter away");
   const bool single = std::filesystem::exists(folder / kSingleFile);
   if (!single) {
     refuse_torch_checkpoint(folder);

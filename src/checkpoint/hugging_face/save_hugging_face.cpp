@@ -32,7 +32,26 @@ c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& item
   return wide ? c10::kDouble : c10::kFloat;
 }
 
-void check_head(const std::string& config_json, const std::vector<SafetensorsWriter::Item>& items) {
+std::string config_of_export(const std::string& config_json,
+                             const std::vector<SafetensorsWriter::Item>& items,
+                             std::optional<c10::ScalarType> dtype) {
+  return config_of_weights(with_model_type(config_json, items),
+                           dtype.value_or(type_of_weights(items)));
+}
+
+std::vector<std::string> names_of_embedding(const std::vector<NamedParameter>& parameters) {
+  const auto found = std::ranges::find_if(
+      parameters, [](const NamedParameter& each) { return each.names.front() == kEmbedding; });
+  return found == parameters.end() ? std::vector<std::string>() : found->names;
+}
+
+void check_head(const std::string& config_json, const std::vector<NamedParameter>& parameters,
+                const std::vector<SafetensorsWriter::Item>& items) {
+  TESSERA_CHECK(!lacks_head(config_json, names_of_embedding(parameters)), "'", kEmbedding,
+                "' and '", kHead,
+                "' are one parameter of the model, but its config.json does not say "
+                "\"tie_word_embeddings\": true, without which readers draw the latter anew: say "
+                "true there");
   TESSERA_CHECK(
       !drops_head(config_json, items), "the model has '", kEmbedding, "' and '", kHead,
       "', but its config.json says \"tie_word_embeddings\": true, with which readers drop "
@@ -43,11 +62,10 @@ void check_head(const std::string& config_json, const std::vector<SafetensorsWri
 
 void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem::path& folder,
                              const std::string& config_json, std::optional<c10::ScalarType> dtype) {
-  const auto items = items_of(sent_by_name(model_slots(module)), dtype);
-  check_head(config_json, items);
-  check_export_folder(folder,
-                      config_of_weights(config_json, dtype.value_or(type_of_weights(items))),
-                      bytes_of_all(items));
+  const std::vector<NamedParameter> named = model_slots(module);
+  const auto items = items_of(sent_by_name(named), dtype);
+  check_head(config_json, named, items);
+  check_export_folder(folder, config_of_export(config_json, items, dtype), bytes_of_all(items));
 }
 
 void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
@@ -63,10 +81,9 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
     check_filled(named);
     parameters = sent_by_name(named);
     const auto items = items_of(parameters, dtype);
-    check_head(config_json, items);
+    check_head(config_json, named, items);
     if (world.rank() == 0) {
-      const std::string config =
-          config_of_weights(config_json, dtype.value_or(type_of_weights(items)));
+      const std::string config = config_of_export(config_json, items, dtype);
       check_export_folder(folder, config, bytes_of_all(items));
       files.emplace(folder, items, config, max_shard_bytes);
     }

@@ -15,6 +15,7 @@
 
 #include "all_ranks.h"
 #include "hugging_face/export_folder.h"
+#include "hugging_face/model_files.h"
 #include "hugging_face/send_parameters.h"
 #include "parameters/parameters.h"
 #include "parameters/stored_tensors.h"
@@ -31,9 +32,6 @@ namespace tessera::checkpoint {
 namespace {
 
 using nn::LoraLinear;
-
-constexpr const char* kAdapterFile = "adapter_model.safetensors";
-constexpr const char* kAdapterConfig = "adapter_config.json";
 
 std::int64_t rank_of(const LoraLinear& each) {
   return each.branch->a->out_features();

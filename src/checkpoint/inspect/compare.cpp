@@ -17,22 +17,48 @@
 namespace tessera::checkpoint {
 namespace {
 
+bool is_integer(const at::Tensor& values) {
+  return c10::isIntegralType(values.scalar_type(), /*includeBool=*/true);
+}
+
+/// NaN where a value is NaN, or both are infinite. Integers of one sign are subtracted as they are:
+/// beyond 2^53 a double does not hold each of them.
+at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor rounded = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
+  if (!is_integer(a) || !is_integer(b)) {
+    return rounded;
+  }
+  const at::Tensor x = a.to(at::kLong), y = b.to(at::kLong);
+  return at::where(x.lt(0).eq(y.lt(0)), x.sub(y).abs().to(at::kDouble), rounded);
+}
+
+/// Real and imaginary part of each number.
+at::Tensor parts_of(const at::Tensor& values) {
+  return at::view_as_real(values.to(at::kComplexDouble));
+}
+
 /// The difference of two tensors, as far as they have been read.
 struct Difference {
   double absolute = 0;
   double relative = 0;  ///< to the larger of the two values
 
-  /// A NaN on one side alone, and infinities that are not equal, count as infinitely far.
+  /// A NaN on one side alone, and infinities that are not equal, count as infinitely far. Parts of
+  /// complex numbers count as numbers.
   void add(const at::Tensor& a, const at::Tensor& b) {
     if (a.numel() == 0 || at::equal(a, b)) {
       return;
     }
+    if (a.is_complex() || b.is_complex()) {
+      return add(parts_of(a), parts_of(b));
+    }
     const at::Tensor x = a.to(at::kDouble);
     const at::Tensor y = b.to(at::kDouble);
-    const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
+    const at::Tensor apart = distance_of(a, b);
+    const at::Tensor same = apart.eq(0)
+                                .logical_or(apart.isnan().logical_and(x.eq(y)))
+                                .logical_or(x.isnan().logical_and(y.isnan()));
     const double infinity = std::numeric_limits<double>::infinity();
-    const at::Tensor distance =
-        x.sub(y).abs().nan_to_num(infinity, infinity).masked_fill(same, 0.0);
+    const at::Tensor distance = apart.nan_to_num(infinity, infinity).masked_fill(same, 0.0);
     const at::Tensor scale = at::maximum(x.abs(), y.abs());
     const at::Tensor ratio = distance.div(scale).nan_to_num(infinity).masked_fill(same, 0.0);
     absolute = std::max(absolute, distance.max().item<double>());

@@ -2,6 +2,8 @@
 // that a rank needs and compares everything, the second fills the tensors.
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <c10/core/Device.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -38,6 +40,7 @@
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
 
@@ -94,6 +97,8 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
 struct Filling {
   StateEntry entry;
   std::string name;
+  /// Other tensors of the checkpoint, of one that was apart where it is tied here.
+  std::vector<std::string> copies;
 };
 
 /// Compares a state with a step: which tensors to fill, and the report.
@@ -134,6 +139,9 @@ class Comparison {
       }
     }
     compare_stateful(step_.manifest(), state, options_, report_);
+    if (!options_.exclude.empty()) {
+      check_patterns(names_of_all(state));
+    }
     Mismatch mismatch;
     mismatch.different = different_;
     mismatch.missing = not_partial(report_.missing);
@@ -151,6 +159,41 @@ class Comparison {
   const LoadReport& report() const { return report_; }
 
  private:
+  /// What `exclude` may name, of the step or of the state.
+  std::set<std::string> names_of_all(const StateDict& state) const {
+    const Manifest& manifest = step_.manifest();
+    std::set<std::string> names = known_;
+    for (const auto& [name, tensor] : manifest.tensors) {
+      names.insert(name);
+      names.insert(tensor.tied.begin(), tensor.tied.end());
+    }
+    for (const nlohmann::json& objects : {manifest.stateful, manifest.rank_states,
+                                          manifest.dropout_calls, dropout_calls(state.model)}) {
+      for (const auto& [name, unused] : objects.items()) {
+        names.insert(name);
+      }
+    }
+    for (const auto& [name, object] : state.stateful) {
+      names.insert(name);
+    }
+    for (const auto& [name, object] : state.rank_states) {
+      names.insert(name);
+    }
+    return names;
+  }
+
+  /// One that leaves nothing out is mistyped, but for that of an optimizer: a step may have none.
+  void check_patterns(const std::set<std::string>& names) const {
+    for (const std::string& pattern : options_.exclude) {
+      const bool used = std::ranges::any_of(
+          names, [&pattern](const auto& name) { return nn::matches_fqn(pattern, name); });
+      TESSERA_CHECK(used || pattern == "optimizer.**", "exclude: '", pattern,
+                    "' matches none of the ", names.size(), " names of the checkpoint '",
+                    step_.folder().string(), "' and of what is loaded, beginning with '",
+                    names.empty() ? "" : *names.begin(), "'; correct or remove it");
+    }
+  }
+
   std::vector<std::string> not_partial(const std::vector<std::string>& names) const {
     std::vector<std::string> kept;
     std::ranges::copy_if(names, std::back_inserter(kept),
@@ -159,13 +202,26 @@ class Comparison {
   }
 
   void find_filling(const StateEntry& entry) {
-    const auto found = std::ranges::find_if(
-        entry.names, [this](const std::string& name) { return step_.find(name) != nullptr; });
-    if (found == entry.names.end()) {
+    const std::vector<std::string> found = names_in_step(entry);
+    if (found.empty()) {
       report_.missing.push_back(entry.names.front());
-    } else if (fits(entry, *found)) {
-      fillings_.push_back({entry, *found});
+    } else if (std::ranges::all_of(found, [&](const auto& name) { return fits(entry, name); })) {
+      fillings_.push_back({entry, found.front(), {found.begin() + 1, found.end()}});
     }
+  }
+
+  /// One for each tensor of the step that is this entry.
+  std::vector<std::string> names_in_step(const StateEntry& entry) const {
+    std::vector<std::string> names;
+    std::set<const ManifestTensor*> tensors;
+    for (const std::string& name : entry.names) {
+      const ManifestTensor* tensor = step_.find(name);
+      const bool wanted = names.empty() || !is_excluded(name, options_);
+      if (tensor != nullptr && wanted && tensors.insert(tensor).second) {
+        names.push_back(name);
+      }
+    }
+    return names;
   }
 
   void note_different(const std::string& name, const std::string& how) {
@@ -222,6 +278,47 @@ void want_filling(const Filling& filling, StoredStep& step) {
   });
 }
 
+at::Tensor values_in(StoredStep& step, const std::string& name,
+                     std::span<const std::int64_t> offset, at::IntArrayRef sizes,
+                     c10::ScalarType type) {
+  at::Tensor values = at::empty(sizes, type);
+  step.want(name, offset, values);
+  step.read();
+  return values;
+}
+
+/// Whether two tensors have the same values where this rank needs them.
+bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
+  const c10::ScalarType type = filling.entry.tensor.scalar_type();
+  const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
+  bool equal = true;
+  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+    for_each_piece(block.sizes(), most, [&](auto from, auto sizes) {
+      const std::vector<std::int64_t> at = moved(offset, from);
+      equal = equal && at::equal(values_in(step, filling.name, at, sizes, type),
+                                 values_in(step, copy, at, sizes, type));
+    });
+  });
+  return equal;
+}
+
+/// What is wrong with tensors of which a tied one would lose all but one; "" for nothing.
+std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep& step) {
+  for (const Filling& filling : fillings) {
+    for (const std::string& copy : filling.copies) {
+      StoredStep reading(step.folder(), step.manifest());
+      if (!are_equal_here(filling, copy, reading)) {
+        return detail::concat("'", filling.name, "' and '", copy,
+                              "' have different values in the checkpoint '", step.folder().string(),
+                              "', but are one here: make the model with two (of a config.json, "
+                              "\"tie_word_embeddings\": false), or exclude '",
+                              copy, "' to take the first");
+      }
+    }
+  }
+  return "";
+}
+
 void set_filled(const Comparison& comparison) {
   for (const Filling& filling : comparison.fillings()) {
     if (filling.entry.is_parameter) {
@@ -258,7 +355,12 @@ LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict
       want_filling(filling, step);
     }
   });
-  read_or_fail_on_all(world, [&] { step.check(); });
+  std::string lost;
+  read_or_fail_on_all(world, [&] {
+    step.check();
+    lost = lost_by_ties(comparison.fillings(), step);
+  });
+  run_or_fail_on_all(world, [&] { TESSERA_CHECK(lost.empty(), lost); });
   // Separately, first: their errors are known before a parameter changes.
   run_or_fail_on_all(
       world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });

@@ -6,14 +6,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "tessera/checkpoint/object_store.h"
+#include "tessera/comm/detail/work_progress.h"
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {
@@ -27,13 +32,24 @@ std::string shell_word(const std::string& word) {
   return text + "'";
 }
 
-std::string with_word(std::string command, const std::string& name, const std::string& word) {
-  for (auto at = command.find(name); at != std::string::npos;) {
-    const std::string text = shell_word(word);
-    command.replace(at, name.size(), text);
-    at = command.find(name, at + text.size());
+/// In one pass: a key that has the text {file} in it is quoted as it is.
+std::string with_words(const std::string& command, const std::string& key,
+                       const std::string& file) {
+  constexpr std::string_view kKey = "{key}", kFile = "{file}";
+  std::string text;
+  for (std::size_t at = 0; at < command.size();) {
+    const std::string_view rest = std::string_view(command).substr(at);
+    if (rest.starts_with(kKey)) {
+      text += shell_word(key);
+      at += kKey.size();
+    } else if (rest.starts_with(kFile)) {
+      text += shell_word(file);
+      at += kFile.size();
+    } else {
+      text += command[at++];
+    }
   }
-  return command;
+  return text;
 }
 
 /// ": " and the last line; "" of none.
@@ -75,16 +91,32 @@ int spawn(const std::string& command, int out, int err) {
   return pid;
 }
 
+/// The other ranks wait as long as the command runs: an object may take longer than their time-out,
+/// and how long a silent store is waited for, the command knows.
+int status_of(pid_t pid) {
+  constexpr std::chrono::milliseconds kLongest{100};
+  std::chrono::milliseconds pause{1};
+  int status = 0;
+  for (pid_t ended = 0; ended != pid; pause = std::min(2 * pause, kLongest)) {
+    ended = waitpid(pid, &status, WNOHANG);
+    if (ended < 0 && errno != EINTR) {
+      break;
+    }
+    if (ended != pid) {
+      comm::note_progress(flight::Work::kWriting);
+      std::this_thread::sleep_for(pause);
+    }
+  }
+  return status;
+}
+
 /// What the command has written to its standard output.
 std::string output_of(const std::string& command) {
   // In memory, so that no command waits for its reader.
   const int out = memfd_create("out", MFD_CLOEXEC), err = memfd_create("err", MFD_CLOEXEC);
   TESSERA_CHECK(out >= 0 && err >= 0, "no memory for the output of '", command,
                 "': ", std::strerror(errno));
-  const pid_t pid = spawn(command, out, err);
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  const int status = status_of(spawn(command, out, err));
   lseek(out, 0, SEEK_SET);
   lseek(err, 0, SEEK_SET);
   std::string output = all_of(out);
@@ -99,15 +131,15 @@ class CommandStore final : public ObjectStore {
   explicit CommandStore(StoreCommands commands) : commands_(std::move(commands)) {}
 
   void put(const std::filesystem::path& file, const std::string& key) override {
-    output_of(of(commands_.put, key, file));
+    output_of(with_words(commands_.put, key, file));
   }
 
   void get(const std::string& key, const std::filesystem::path& file) override {
-    output_of(of(commands_.get, key, file));
+    output_of(with_words(commands_.get, key, file));
   }
 
   std::vector<Object> list(const std::string& prefix) override {
-    std::istringstream lines(output_of(of(commands_.list, prefix, "")));
+    std::istringstream lines(output_of(with_words(commands_.list, prefix, "")));
     std::vector<Object> objects;
     for (std::string line; std::getline(lines, line);) {
       std::istringstream in(line);
@@ -122,11 +154,6 @@ class CommandStore final : public ObjectStore {
   }
 
  private:
-  static std::string of(const std::string& command, const std::string& key,
-                        const std::string& file) {
-    return with_word(with_word(command, "{key}", key), "{file}", file);
-  }
-
   StoreCommands commands_;
 };
 

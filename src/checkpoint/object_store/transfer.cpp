@@ -2,13 +2,21 @@
 // step, there or here.
 
 #include <c10/util/ScopeExit.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <exception>
 #include <functional>
+#include <span>
 #include <system_error>
 #include <thread>
 
 #include "all_ranks.h"
+#include "checksum/granules.h"
 #include "step/manifest.h"
 #include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -82,10 +90,42 @@ void put_whole(ObjectStore& store, const fs::path& file, const std::string& key,
       [&] { return size_of(store, key, options); });
 }
 
+/// A save makes its files durable before the manifest, too.
+void sync_file(const fs::path& file) {
+  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int result = fd < 0 ? fd : fsync(fd);
+  const int error = errno;
+  if (fd >= 0) {
+    close(fd);
+  }
+  TESSERA_CHECK(result == 0, "cannot make '", file.string(), "' durable: ", std::strerror(error),
+                ": name a folder on another disk");
+}
+
+/// Throws Error for bytes that are not those that were written. A file of another size is left to
+/// move_whole().
+void check_got(const fs::path& file, const FileRecord& record) {
+  std::error_code fault;
+  if (fs::file_size(file, fault) != record.bytes || fault) {
+    return;
+  }
+  const CheckedFile got(files::InputFile(file, "a file of the step", files::Symlinks::kRefuse),
+                        record.sums);
+  std::vector<std::byte> buffer(kGranuleBytes);
+  for (std::uint64_t at = 0; at < record.bytes; at += kGranuleBytes) {
+    got.read_at(at, std::span(buffer).first(std::min(kGranuleBytes, record.bytes - at)));
+  }
+  sync_file(file);
+}
+
 void get_whole(ObjectStore& store, const std::string& key, const fs::path& file,
-               std::uint64_t bytes, const TransferOptions& options) {
+               const FileRecord& record, const TransferOptions& options) {
   move_whole(
-      key, bytes, options, [&] { store.get(key, file); },
+      key, record.bytes, options,
+      [&] {
+        store.get(key, file);
+        check_got(file, record);
+      },
       [&]() -> std::optional<std::uint64_t> {
         std::error_code fault;
         const std::uint64_t size = fs::file_size(file, fault);
@@ -132,6 +172,16 @@ std::string manifest_in(ObjectStore& store, const std::string& key, const fs::pa
   return text;
 }
 
+/// Whether a step is there after all. A store's list may be empty because it has failed unseen.
+bool gives_manifest(ObjectStore& store, const std::string& key, const fs::path& folder) {
+  try {
+    manifest_in(store, key, folder / "manifest.json.there", {.retries = 0});
+    return true;
+  } catch (const std::exception&) {  // there is none, or it can't be told
+    return false;
+  }
+}
+
 /// The manifest of the step that is wanted, on rank 0.
 std::string wanted_manifest(ObjectStore& store, const std::string& prefix, const fs::path& dir,
                             std::optional<std::int64_t> step, const TransferOptions& options) {
@@ -155,8 +205,10 @@ std::int64_t push_step(comm::World& world, const fs::path& step, ObjectStore& st
     manifest = read_manifest(folder);
     key = key_of_step(prefix, manifest.step);
     if (world.rank() == 0) {
-      TESSERA_CHECK(!size_of(store, key + kManifestFile, options), "the store has '", key,
-                    "' already: remove its manifest.json first, or push another step");
+      TESSERA_CHECK(
+          !size_of(store, key + kManifestFile, options) && !gives_manifest(store, key, folder),
+          "the store has '", key,
+          "' already: remove its manifest.json first, or push another step");
     }
   });
   run_or_fail_on_all(world, [&] {
@@ -205,8 +257,9 @@ fs::path pull_step(comm::World& world, ObjectStore& store, const std::string& pr
   try {
     run_or_fail_on_all(world, [&] {
       move_own_files(world, manifest, [&](const FileRecord& file) {
-        get_whole(store, key + file.name, folder.path() / file.name, file.bytes, options);
+        get_whole(store, key + file.name, folder.path() / file.name, file, options);
       });
+      files::sync_folder(folder.path());
     });
   } catch (const comm::PeerError&) {
     throw;  // the others may still write

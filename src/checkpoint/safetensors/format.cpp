@@ -110,6 +110,8 @@ void check_tensor_name(std::string_view name) {
   TESSERA_CHECK(name.size() <= kMaxNameBytes, "a tensor's name has ", name.size(),
                 " bytes, more than ", kMaxNameBytes);
   TESSERA_CHECK(!has_control_character(name), "a tensor's name has a control character");
+  TESSERA_CHECK(name != "__metadata__",
+                "the tensor name '__metadata__' is that of a file's own entry: rename the tensor");
   TESSERA_CHECK(
       name.find_first_of("/\\") == std::string::npos && name.find("..") == std::string::npos,
       "the tensor name '", name, "' looks like a path");

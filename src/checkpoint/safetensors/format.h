@@ -33,7 +33,8 @@ std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const Safetensor
 bool has_control_character(std::string_view text);
 
 /// Throws Error for a tensor name that no program should trust: empty, longer than 4 KiB, with a
-/// control character, one that turns the direction of text, a path separator or "..".
+/// control character, one that turns the direction of text, a path separator or "..", or that of a
+/// header's own entry.
 void check_tensor_name(std::string_view name);
 
 }  // namespace tessera::checkpoint

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <c10/core/Device.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -83,6 +84,23 @@ void check_source(const Source& source, const StateDictOptions& options) {
   }
 }
 
+/// With two values, a tied tensor would lose one of them.
+void check_ties(const StateItem& item, const TensorDict& state, const std::string& taken) {
+  const at::Tensor one = local_tensor(state.at(taken)).detach();
+  for (const std::string& name : item.names) {
+    const auto other = state.find(name);
+    if (other == state.end() || name == taken || one.is_meta()) {
+      continue;
+    }
+    const at::Tensor copy = local_tensor(other->second).detach();
+    const bool same = copy.is_same(one) ||
+                      (copy.sizes() == one.sizes() && at::equal(one, copy.to(one.options())));
+    TESSERA_CHECK(same, "'", taken, "' and '", name,
+                  "' have different values in the state dict, but are one here: make the model "
+                  "with two, or remove the one that is not meant");
+  }
+}
+
 /// Compares a state dict with the tensors that it is for.
 std::vector<Source> compare_state(const std::vector<StateItem>& items, const TensorDict& state,
                                   const StateDictOptions& options, IncompatibleKeys& keys) {
@@ -98,6 +116,7 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
     if (found == item.names.end()) {
       keys.missing.push_back(item.names.front());
     } else {
+      check_ties(item, state, *found);
       sources.push_back({&item, state.at(*found)});
     }
   }

@@ -63,6 +63,11 @@ void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   }
 }
 
+/// PyTorch's writer names its version in a shard; a save does not.
+bool is_of_a_save(const SafetensorsFile& file) {
+  return file.metadata().contains("format") && !file.metadata().contains("DCP_VERSION");
+}
+
 }  // namespace
 
 bool has_shards_of_others(const std::filesystem::path& folder) {
@@ -81,6 +86,7 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder) {
 
 Manifest manifest_of_shards(const std::filesystem::path& folder) {
   Manifest manifest;
+  bool of_a_save = false;
   for (const std::string& name : shard_files(folder)) {
     const SafetensorsFile file(folder / name, Symlinks::kRefuse);
     try {
@@ -92,6 +98,7 @@ Manifest manifest_of_shards(const std::filesystem::path& folder) {
       fail("'", (folder / name).string(), "' is no shard of a checkpoint: ", error.what(),
            ": write it again with save_distributed");
     }
+    of_a_save = of_a_save || is_of_a_save(file);
     manifest.files.push_back({name, std::filesystem::file_size(folder / name), {}});
   }
   for (const auto& [name, tensor] : manifest.tensors) {
@@ -102,6 +109,9 @@ Manifest manifest_of_shards(const std::filesystem::path& folder) {
            "': ", error.what(), ": copy all of them");
     }
   }
+  TESSERA_CHECK(!of_a_save, "'", folder.string(), "' has the shards of a step, but no ",
+                kManifestFile,
+                ", without which some of them may be missing: copy the whole folder");
   return manifest;
 }
 

@@ -18,7 +18,8 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder);
 
 /// A manifest made from those shards, without checksums. A missing last shard can't be
 /// distinguished from a smaller tensor. Throws Error for files that are not valid, that do not say
-/// where their blocks are, and for blocks that overlap or leave holes.
+/// where their blocks are, or that a save of ours has written, whose manifest is missing, and for
+/// blocks that overlap or leave holes.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint

@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -62,6 +64,23 @@ void remove_under_marker(const fs::path& folder) {
     }
   }
   std::ranges::for_each(files, remove_file);
+}
+
+/// Before the manifest is gone: half a step that stays would be of no use. No save makes folders.
+void check_removable(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
+                  entry.path().filename().string(),
+                  "', which no save makes: move that away, or remove the step yourself");
+  }
+}
+
+/// Whether a warning is the first of its words: each save finds the same folder.
+bool is_new(const std::string& warning) {
+  static std::mutex mutex;
+  static std::set<std::string> warnings;
+  const std::lock_guard lock(mutex);
+  return warnings.insert(warning).second;
 }
 
 /// The manifest is removed first: then the step no longer exists. The marker is removed last: until
@@ -167,7 +186,8 @@ void StepFolder::claim() const {
                 path_.string(), "': ", std::strerror(errno),
                 ": name a folder that may be written and has room");
   std::error_code error;
-  TESSERA_CHECK(fs::is_directory(path_, error), "'", path_.string(),
+  // A link leads to what another may keep there.
+  TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
                 "' is where the step goes, and is not a folder: move it away");
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
@@ -197,6 +217,9 @@ void StepFolder::release() const {
 }
 
 void StepFolder::check_withdrawable() const {
+  std::error_code ignored;
+  TESSERA_CHECK(!fs::is_symlink(path_, ignored), "'", path_.string(),
+                "' is later than the step to continue from, and a symbolic link: remove the link");
   const std::string text = read_manifest_text(path_);
   if (!is_as_written(text)) {
     return;
@@ -225,13 +248,19 @@ void StepFolder::discard() const noexcept {
 void StepFolder::clean_up_others(int keep) const {
   int kept = 1;  // this one, also where there are higher ones
   for (const auto& [step, folder] : steps_in(dir_)) {
-    if (step == step_) {
+    std::error_code ignored;
+    // What a link leads to is not this run's to remove.
+    if (step == step_ || fs::is_symlink(folder, ignored)) {
       continue;
     }
     try {
       clean_up(folder, step, keep, kept);
     } catch (const std::exception& error) {
-      TORCH_WARN("'", folder.string(), "' could not be cleaned up: ", error.what());
+      const std::string warning =
+          fmt::format("'{}' could not be cleaned up: {}", folder.string(), error.what());
+      if (is_new(warning)) {
+        TORCH_WARN(warning);
+      }
     }
   }
 }
@@ -244,9 +273,11 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
   const auto manifest = committed(folder, step);
   if (!manifest) {
     if (marked && lacks_manifest(folder)) {
+      check_removable(folder);
       remove_step(folder);
     }
   } else if (keep > 0 && manifest->run_id == run_id_ && ++kept > keep) {
+    check_removable(folder);
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {

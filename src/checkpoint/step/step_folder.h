@@ -39,7 +39,7 @@ class StepFolder {
   void release() const;
   /// Removes the remains of this run's unfinished saves beside this step, and the run's steps
   /// except this one and the highest others, `keep` in all (0: all are kept). A step that can't be
-  /// removed is left, with a warning.
+  /// removed is left, with a warning the first time; a symbolic link to one is left alone.
   void clean_up_others(int keep) const;
   /// Removes the folder. Errors are ignored: the marker is removed last, so that the next save of
   /// the run finds the remains.

@@ -4,6 +4,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <csignal>
 #include <exception>
 #include <string>
 
@@ -29,6 +30,7 @@ std::string name_of_rank() {
 }  // namespace
 
 int run_main(const std::function<void()>& body) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write, with its line
   try {
     body();
     return 0;

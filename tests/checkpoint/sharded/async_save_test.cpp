@@ -1,6 +1,5 @@
 // A save in the background holds the state as it was at the call, and its error reaches every rank.
 
-#include <c10/util/Exception.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "checkpoint/heard_warnings.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/async_save.h"
@@ -143,12 +143,6 @@ TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
     std::filesystem::remove_all(dir / "step-00000002");
   }
 }
-
-class HeardWarnings final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
 
 TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   const TemporaryFolder dir;

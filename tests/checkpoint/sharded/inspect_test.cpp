@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/inspect.h"
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "checkpoint/safetensors_bytes.h"
@@ -79,6 +80,12 @@ TEST(InspectedStep, IsRefusedByNameForATypeThatLibtorchLacks) {
   EXPECT_ERROR(export_hugging_face(dir.path(), dir / "out", "{}"), kError);
 }
 
+/// A model with one buffer, of any type.
+class Counted : public nn::Module<Counted> {
+ public:
+  explicit Counted(const at::Tensor& count) { register_buffer("count", count.clone()); }
+};
+
 TEST(ComparedSteps, AreEqualWhateverTheMesh) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
@@ -122,11 +129,60 @@ TEST(ComparedSteps, DifferByNameSizeTypeAndValue) {
   EXPECT_EQ(compare(1, 4), Lines{"weight: largest difference inf, relative inf"});
 }
 
+TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 60;
+  const auto one = at::tensor({kLarge, std::int64_t{-1}}),
+             other = at::tensor({kLarge + 3, -kLarge});
+  const auto numbers = at::ones({2});
+  const auto line = [](const at::Tensor& a, const at::Tensor& b) {
+    const TemporaryFolder dir;
+    RunRanks(1, [&](Rank& rank) {
+      for (const auto& [step, values] : {std::pair{1, a}, {2, b}}) {
+        Counted net(values);
+        save(*rank.world(), dir.path(), step, {net});
+      }
+    });
+    return compare_steps(dir / "step-00000001", dir / "step-00000002");
+  };
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(line(one.narrow(0, 0, 1), other.narrow(0, 0, 1)),
+            Lines{"count: largest difference 3, relative 2.60209e-18"});
+  EXPECT_EQ(line(one, other), Lines{"count: largest difference 1.15292e+18, relative 1"});
+  EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
+            Lines{"count: largest difference 2, relative 0.666667"});
+  EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
+}
+
+/// Gives a step's shards what PyTorch's writer says in them, and takes its manifest away.
+void make_shards_of_others(const std::filesystem::path& step) {
+  std::filesystem::remove(step / "manifest.json");
+  for (const auto& entry : std::filesystem::directory_iterator(step)) {
+    const std::string bytes = ReadFile(entry.path());
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    std::string header = bytes.substr(sizeof(length), length);
+    header.insert(header.find("\"format\""), R"("DCP_VERSION":"1.0",)");
+    WriteFile(entry.path(),
+              testing::SafetensorsBytes(header, bytes.substr(sizeof(length) + length)));
+  }
+}
+
+TEST(ShardsOfOthers, AreNotThoseOfASaveWhoseManifestIsMissing) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 5);
+  std::filesystem::remove(dir / "step-00000001/manifest.json");
+  constexpr const char* kError = "has the shards of a step, but no manifest.json";
+  EXPECT_ERROR(export_hugging_face(dir / "step-00000001", dir / "out", "{}"), kError,
+               "copy the whole folder");
+  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 5), kError);
+  EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+}
+
 /// As PyTorch's writer leaves a folder.
 TEST(ShardsOfOthers, AreLoadedWithoutAManifest) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 5);
-  std::filesystem::remove(dir / "step-00000001/manifest.json");
+  make_shards_of_others(dir / "step-00000001");
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 5), 0);
   EXPECT_ERROR(verify_step(dir / "step-00000001"), "has no checksums to verify");
   // An unfinished save of ours is none.

@@ -15,11 +15,12 @@ namespace {
 using testing::ErrorsOfRanks;
 using testing::FilesIn;
 using testing::TemporaryFolder;
+using testing::WriteFile;
 
 /// In memory. The first tries of each put and get fail as `fault` says.
 class FaultyStore final : public ObjectStore {
  public:
-  enum class Fault { kNone, kRefuses, kTruncates };
+  enum class Fault { kNone, kRefuses, kTruncates, kDamages };
 
   FaultyStore(Fault fault, int times) : fault_(fault), times_(times) {}
 
@@ -31,12 +32,16 @@ class FaultyStore final : public ObjectStore {
 
   void get(const std::string& key, const std::filesystem::path& file) override {
     const std::lock_guard lock(mutex_);
+    TESSERA_CHECK(objects_.contains(key), "404");
     std::ofstream(file, std::ios::binary) << taken(objects_.at(key), "get " + key);
   }
 
   std::vector<Object> list(const std::string& prefix) override {
     const std::lock_guard lock(mutex_);
     std::vector<Object> found;
+    if (lists_nothing_) {
+      return found;
+    }
     for (const auto& [key, bytes] : objects_) {
       if (key.starts_with(prefix)) {
         found.push_back({key, bytes.size()});
@@ -49,6 +54,13 @@ class FaultyStore final : public ObjectStore {
   /// Every try with an object of such a key fails from now on.
   void fail_for(const std::string& part_of_key) { fails_ = part_of_key; }
   void recover() { times_ = 0; }
+  /// The next tries of each get fail.
+  void fail_gets(int times) {
+    times_ = times;
+    std::erase_if(tries_, [](const auto& call) { return call.first.starts_with("get "); });
+  }
+  /// As of a command whose status is lost.
+  void list_nothing() { lists_nothing_ = true; }
   const std::vector<std::string>& order() const { return order_; }
   bool has(const std::string& key) const { return objects_.contains(key); }
 
@@ -59,11 +71,20 @@ class FaultyStore final : public ObjectStore {
       return bytes;
     }
     TESSERA_CHECK(fault_ != Fault::kRefuses, "503 Slow Down");
+    if (fault_ == Fault::kDamages) {
+      if (!call.ends_with(".safetensors")) {
+        return bytes;
+      }
+      std::string damaged = bytes;
+      damaged.back() = static_cast<char>(damaged.back() ^ 1);
+      return damaged;
+    }
     return bytes.substr(0, bytes.size() / 2);
   }
 
   Fault fault_;
   int times_;
+  bool lists_nothing_ = false;
   std::string fails_;
   std::mutex mutex_;
   std::map<std::string, int> tries_;
@@ -142,6 +163,38 @@ TEST(ObjectStore, LeavesNoFolderWhereAStepDidNotCome) {
   }
 }
 
+TEST(ObjectStore, GetsAgainWhatCameWithOtherBytes) {
+  const TemporaryFolder dir, other;
+  SaveStep(dir.path(), 100, 3);
+  FaultyStore store(Fault::kDamages, 0);
+  Push(store, dir.path());
+  const auto pull = [&](int times) {
+    store.fail_gets(times);
+    return testing::message_of([&] {
+      RunRanks(1, [&](Rank& rank) {
+        pull_step(*rank.world(), store, "runs/a", other.path(), 100, kQuick);
+      });
+    });
+  };
+  EXPECT_CONTAINS(pull(3), "are not those that were written");
+  EXPECT_EQ(FilesIn(other.path()), std::vector<std::string>());
+  EXPECT_EQ(pull(2), "");
+  EXPECT_EQ(FilesIn(other / "step-00000100"), FilesIn(dir / "step-00000100"));
+}
+
+TEST(ObjectStore, RefusesAStepThatIsThereThoughTheListIsEmpty) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 100, 3);
+  FaultyStore store(Fault::kNone, 0);
+  Push(store, dir.path());
+  store.list_nothing();
+  RunRanks(2, [&](Rank& rank) {
+    EXPECT_ERROR(push_step(*rank.world(), dir.path(), store, "runs/a", kQuick),
+                 "the store has 'runs/a/step-00000100/' already");
+  });
+  EXPECT_FALSE(std::filesystem::exists(dir / "step-00000100/manifest.json.there"));
+}
+
 TEST(ObjectStore, RefusesAStepThatIsThere) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 100, 3);
@@ -186,6 +239,29 @@ TEST(CommandStore, RunsCommandsWithTheirWordsQuoted) {
     pull_step(*rank.world(), *store, "a b", other.path(), {}, kQuick);
     EXPECT_EQ(FilesIn(other / "step-00000100"), FilesIn(dir / "step-00000100"));
   });
+}
+
+TEST(CommandStore, QuotesAKeyThatLooksLikeAFile) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "in", "");
+  const auto store = command_store({.put = "echo {key} {file} >&2; exit 1", .get = "", .list = ""});
+  EXPECT_ERROR(store->put("the file", "a {file} b"), ": a {file} b the file");
+}
+
+/// A command takes longer than a rank is waited for that does nothing.
+TEST(CommandStore, IsWaitedForByTheOtherRanks) {
+  const TemporaryFolder dir, bucket;
+  SaveStep(dir.path(), 100, 3);
+  const std::string there = "'" + bucket.path().string() + "'";
+  const auto store =
+      command_store({.put = "case {key} in *shard-00001-model-00001*) sleep 1;; esac; mkdir -p " +
+                            there + "/step-00000100 && cp {file} " + there + "/{key}",
+                     .get = "exit 1",
+                     .list = "cd " + there + " && find . -type f -printf '%s %P\\n'"});
+  RunRanks(2, [&](Rank& rank) { push_step(*rank.world(), dir.path(), *store, "", kQuick); },
+           {.world = {.timeout = std::chrono::milliseconds(600),
+                      .watchdog = std::chrono::milliseconds(0)}});
+  EXPECT_EQ(FilesIn(bucket / "step-00000100"), FilesIn(dir / "step-00000100"));
 }
 
 TEST(CommandStore, SaysWhatACommandSaid) {

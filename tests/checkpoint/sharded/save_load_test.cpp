@@ -98,6 +98,50 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
   EXPECT_FALSE(manifest.tensors.contains("head.weight"));
 }
 
+TEST(ShardedCheckpoint, RefusesTwoTensorsOfOtherValuesForATiedParameter) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 3);
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    SavedState tied(rank, {2, 1}, -5000, /*tied=*/true);
+    const SavedState before(rank, {2, 1}, -5000, /*tied=*/true);
+    const std::string error =
+        testing::message_of([&] { load(*rank.world(), dir.path(), tied.dict()); });
+    ExpectEqual(tied.local(), before.local());
+    fail(error);
+  });
+  EXPECT_CONTAINS(errors, "'embed.weight' and 'head.weight' have different values",
+                  "but are one here", "exclude 'head.weight' to take the first");
+  RunRanks(1, [&](Rank& rank) {
+    SavedState tied(rank, {1, 1}, -5000, /*tied=*/true);
+    const SavedState expected(rank, {1, 1}, 3, /*tied=*/true);
+    load(*rank.world(), dir.path(), tied.dict(),
+         {.exclude = {"head.weight", "optimizer.state.head.weight.*"}});
+    ExpectEqual(tied.local(), expected.local());
+    // As PyTorch saves a tied parameter: twice.
+    Net twice;
+    Tensors values = Values();
+    values["head.weight"] = values["embed.weight"];
+    Distribute(twice, rank.mesh({1, 1}, {"dp", "tp"}), values);
+    save(*rank.world(), dir.path(), 2, {twice});
+    Net once(/*tied=*/true);
+    Distribute(once, rank.mesh({1, 1}, {"dp", "tp"}), Zeros());
+    load(*rank.world(), dir.path(), {once});
+    EXPECT_TRUE(at::equal(LocalValues(once).at("embed.weight"), values["embed.weight"]));
+  });
+}
+
+TEST(ShardedCheckpoint, RefusesAPatternThatLeavesNothingOut) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1}, 3);
+    save(*rank.world(), dir.path(), 1, {state.net});
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {state.net}, {.exclude = {"heads.**"}}),
+                 "exclude: 'heads.**' matches none of the 4 names", "correct or remove it");
+    // A step without an optimizer's state is no mistake.
+    load(*rank.world(), dir.path(), {state.net}, {.exclude = {"optimizer.**", "head.**"}});
+  });
+}
+
 TEST(ShardedCheckpoint, RefusesWhatWouldNotBeReadAsItIs) {
   const TemporaryFolder dir;
   nlohmann::json deep = nlohmann::json::object();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/heard_warnings.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/runs.h"
 #include "testing/files.h"
@@ -143,6 +144,44 @@ TEST(ShardedCheckpoint, RemovesOtherStepsWhereOneCannotBeRemoved) {
   std::filesystem::create_directory(dir / "step-00000002/notes");
   SaveStep(dir.path(), 4, 4, {.keep = 2});
   EXPECT_EQ(dir.files(), (Names{"step-00000002", "step-00000003", "step-00000004"}));
+}
+
+TEST(ShardedCheckpoint, LeavesAStepWithAFolderWholeAndSaysSoOnce) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1);
+  std::filesystem::create_directory(dir / "step-00000001/notes");
+  HeardWarnings warnings;
+  RunRanks(1, [&](Rank& rank) {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    for (const int step : {2, 3, 4}) {
+      SavedState state(rank, {1, 1}, step);
+      save(*rank.world(), dir.path(), step, state.dict(), {.keep = 2});
+    }
+  });
+  ASSERT_EQ(warnings.texts.size(), 1U);
+  EXPECT_CONTAINS(warnings.texts[0], "step-00000001' could not be cleaned up",
+                  "it has the folder 'notes', which no save makes: move that away");
+  EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
+  EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000003", "step-00000004"}));
+}
+
+TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
+  const TemporaryFolder dir, archive;
+  SaveStep(dir.path(), 1, 1);
+  std::filesystem::copy(dir / "step-00000001", archive / "kept");
+  std::filesystem::remove_all(dir / "step-00000001");
+  std::filesystem::create_directory_symlink(archive / "kept", dir / "step-00000001");
+  const Names files = testing::FilesIn(archive / "kept");
+  for (const int step : {2, 3}) {
+    SaveStep(dir.path(), step, step, {.keep = 2});
+  }
+  EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
+  EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000002", "step-00000003"}));
+  EXPECT_ERROR(withdraw_step(dir.path(), 1, ""), "a symbolic link: remove the link");
+  std::filesystem::remove(archive / "kept/manifest.json");
+  WriteFile(archive / "kept/INCOMPLETE", "");
+  EXPECT_ERROR(SaveStep(dir.path(), 1), "is not a folder: move it away");
+  EXPECT_EQ(testing::FilesIn(archive / "kept").size(), files.size());
 }
 
 TEST(ShardedCheckpoint, LeavesMarkedStepsWhoseManifestIsThere) {

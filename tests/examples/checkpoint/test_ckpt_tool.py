@@ -115,6 +115,15 @@ class CheckpointTool(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("unknown subcommand 'verfy'; did you mean verify?", done.stderr)
 
+    def test_a_limit_of_file_sizes_is_a_line(self):
+        step = save_shards(self.folder / "step", {"w": torch.ones(MIB)})
+        config = programs.write_config(self.folder, programs.SMALL)
+        export = [programs.BIN / "tessera-ckpt", "export-hf", step, self.folder / "out", "--config", config]
+        done = programs.run(["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *export])
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("File too large", done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
     def test_a_warning_is_a_line_too(self):
         damaged = self.folder / "step-00000002"
         damaged.mkdir()

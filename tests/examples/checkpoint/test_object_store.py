@@ -68,7 +68,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.fails():
             return
         path, _, prefix = urllib.parse.unquote(self.path[1:]).partition("?list=")
-        if path:
+        if path and path not in self.server.objects:
+            self.answer(404)
+        elif path:
             self.answer(200, self.server.objects[path])
         else:
             found = [f"{len(body)} {key}\n" for key, body in self.server.objects.items() if key.startswith(prefix)]
@@ -112,6 +114,17 @@ def test_a_store_that_goes_on_failing_is_an_error_and_has_no_step(steps, tmp_pat
     done = programs.run([programs.BIN / "tessera-ckpt", "push", steps, "--put", use["put"], "--list", use["list"]])
     assert done.returncode == 2 and "503" in done.stderr and done.stderr.count("\n") == 1
     assert store.objects == {}
+
+
+def test_a_list_that_hides_its_failure_does_not_replace_a_step(steps, tmp_path):
+    store = Store("none", times=0)
+    use = commands(store, tmp_path)
+    push = [programs.BIN / "tessera-ckpt", "push", steps, "--put", use["put"], "--get", use["get"], "--list"]
+    programs.succeed([*push, use["list"]])
+    before = dict(store.objects)
+    done = programs.run([*push, "false | cat"])
+    assert done.returncode == 2 and "already: remove its manifest.json first" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and store.objects == before
 
 
 def test_slashes_behind_the_prefix_and_a_command_that_writes_nothing(steps, tmp_path):

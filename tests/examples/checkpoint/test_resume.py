@@ -324,10 +324,29 @@ class Refusals(training_runs.TrainingRuns):
         self.train("run", [*self.steps, "--resume", "--exclude", "data"], 1, 1, steps=4)
         self.assertEqual(len(training_runs.figures(self.run_folder / "metrics.jsonl")), 4)
 
+    @staticmethod
+    def add_metadata(file, key, value):
+        data = file.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        header["__metadata__"][key] = value
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+    def test_the_lock_is_taken_before_the_folder_is_read(self):
+        self.save()
+        with open(self.run_folder / "steps/.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Which the other run may be about to save.
+            self.refuse([*self.steps, "--resume-step", 4], "is in use by another run")
+
     def test_checkpoint_of_another_program(self):
         self.save()
         shards = self.run_folder / "steps/step-00000003"
-        (shards / "manifest.json").unlink()  # as PyTorch writes one
+        (shards / "manifest.json").unlink()
+        for file in shards.glob("*.safetensors"):  # as PyTorch writes them
+            self.add_metadata(file, "DCP_VERSION", "1.0")
         new = ["--checkpoint", self.folder / "new", "--initial-load", shards]
         self.refuse(new, "is not of llama_train", "--exclude optimizer,data")
         self.train("new", [*new, "--exclude", "optimizer,data"], 1, 1, steps=1)
