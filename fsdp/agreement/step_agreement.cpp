@@ -30,9 +30,10 @@ void append_by_size(Groups& order, Groups groups) {
 }
 
 /// Flags become the maximum over the mesh's ranks. A mesh of one rank knows already.
-void set_where_any_rank_has(std::vector<std::uint8_t>& flags, const DeviceMesh& mesh) {
+void set_where_any_rank_has(std::vector<std::uint8_t>& flags, const DeviceMesh& mesh,
+                            const char* what) {
   if (mesh && mesh.size() > 1) {
-    const comm::PurposeScope purpose(mesh.group(), "the parameters in use");
+    const comm::PurposeScope purpose(mesh.group(), what);
     mesh.group().any_rank(flags);
   }
 }
@@ -62,7 +63,7 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating) {
   TESSERA_CHECK(found.empty(), found, kHintOfUnusedUnits);
 }
 
-void drop_invalid_pieces(std::vector<ParameterGroup*> groups) {
+void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
   while (!groups.empty()) {
     const DeviceMesh mesh = groups.front()->mesh().shard;
     // Meshes in the order of the modules' groups, the same on all ranks.
@@ -71,16 +72,15 @@ void drop_invalid_pieces(std::vector<ParameterGroup*> groups) {
         [&](const ParameterGroup* group) { return group->mesh().shard == mesh; });
     const std::vector<ParameterGroup*> same(groups.begin(), others);
     groups.erase(groups.begin(), others);
-    std::vector<std::uint8_t> invalid;
+    std::vector<std::uint8_t> outdated;
     for (const ParameterGroup* group : same) {
-      invalid.push_back(group->gathered().has_valid_piece() ? 0 : 1);
+      outdated.push_back(group->gathered().is_current() ? 0 : 1);
     }
-    const comm::PurposeScope purpose(mesh.group(), "the pieces kept for a step");
     // One exchange for all groups of a mesh.
-    mesh.group().any_rank(invalid);
+    set_where_any_rank_has(outdated, mesh, "what is gathered still");
     for (std::size_t i = 0; i < same.size(); ++i) {
-      if (invalid[i] != 0) {
-        same[i]->gathered().drop_piece();
+      if (outdated[i] != 0) {
+        same[i]->gathered().reshard(context);
       }
     }
   }
@@ -108,8 +108,8 @@ void UseAgreement::settle() {
       flags.push_back(parameter->used() ? 1 : 0);
       std::ranges::copy(parameter->pending_sum().flags(), std::back_inserter(flags));
     }
-    set_where_any_rank_has(flags, peers.mesh.shard);
-    set_where_any_rank_has(flags, peers.mesh.replicate);
+    set_where_any_rank_has(flags, peers.mesh.shard, "the parameters in use");
+    set_where_any_rank_has(flags, peers.mesh.replicate, "the parameters in use");
     std::span<const std::uint8_t> rest = flags;
     for (ShardedParameter* parameter : peers.parameters) {
       const bool used = rest.front() != 0;

@@ -8,8 +8,8 @@
 
 namespace tessera::fsdp {
 
-// What ranks exchange in a step: which collectives they called, whose pieces are valid, and which
-// parameters they used. All between the hosts: no tensor is sent and no GPU waited for.
+// What ranks exchange in a step: which collectives they called, whose gathered values are current,
+// and which parameters they used. All between the hosts: no tensor is sent and no GPU waited for.
 
 /// Lets the ranks of each group agree on their calls: each group once, those that shard before
 /// those that replicate, small before large, so that later groups learn what earlier ones found.
@@ -18,10 +18,10 @@ namespace tessera::fsdp {
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);
 
-/// Drops the piece of a group (see GatheredState::keeps_pieces) on all ranks where one of them has
-/// none, or has written to its shards since: all gather from the same ranks. `groups` are the same
-/// on all ranks. Collective over their meshes. Throws PeerError.
-void drop_invalid_pieces(std::vector<ParameterGroup*> groups);
+/// Frees what a group has gathered, or its piece (see GatheredState::keeps_pieces), on all ranks
+/// where one of them has none, or has written to its shards since: all gather from the same ranks.
+/// `groups` are the same on all ranks. Collective over their meshes. Throws PeerError.
+void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
 /// The ranks agree on which parameters were used: one that no rank used gets no gradient, although
 /// zeros were reduced for it. Also, once a parameter, on how gradients came under tensor

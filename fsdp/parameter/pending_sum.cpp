@@ -35,7 +35,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   }
   if (!sum.local.defined()) {
     // No copy if the type agrees: it was taken off its parameter.
-    sum = {gradient.local.to(dtype), gradient.pending, sum.used};
+    sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
   comm::Communicator* pending = sum.pending != nullptr ? sum.pending : gradient.pending;
@@ -43,8 +43,9 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   const at::Tensor term = converted(gradient, pending).local;
   if (!sum.local.defined()) {
     sum.local = term.to(dtype);  // the sum was complete and another rank has it
+    sum.divisor = gradient.divisor;
   } else if (term.defined()) {
-    sum.local.add_(term);
+    sum.local.add_(term, gradient.divisor / sum.divisor);
   }
 }
 

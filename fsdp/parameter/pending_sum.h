@@ -17,14 +17,16 @@ struct UnshardedGradient {
   at::Tensor local;  ///< undefined: none came
   /// Other ranks hold terms of it too: to be summed over this group. nullptr: it is complete.
   comm::Communicator* pending = nullptr;
-  bool used = false;  ///< a gradient came on this rank, also if another rank holds all of it now
+  bool used = false;   ///< a gradient came on this rank, also if another rank holds all of it now
+  double divisor = 1;  ///< it was divided by, before a sum in fp16
 };
 
 /// The same gradient as a term of the sum over `pending`, or complete if that is nullptr.
 /// Collective over tensor parallelism where a sum must be taken at once.
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending);
 
-/// Adds `gradient` to `sum`, in `dtype`. If one is complete, it becomes a term of the other's sum.
+/// Adds `gradient` to `sum`, in `dtype`, divided as the sum is. If one is complete, it becomes a
+/// term of the other's sum.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
 /// The group over which the gradients of a parameter are still to be summed when they are reduced.

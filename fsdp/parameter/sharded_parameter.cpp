@@ -142,8 +142,18 @@ void ShardedParameter::count_writes() {
   // On one rank the unsharded tensor may be a view of the shard, and share its version counter.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
+    const std::uint64_t before = nn::detail::written_version(unsharded_);
     detail::count_write(unsharded_);
+    forward_version_ += nn::detail::written_version(unsharded_) - before;
   }
+}
+
+void ShardedParameter::begin_forward() {
+  forward_version_ = nn::detail::written_version(unsharded_);
+}
+
+bool ShardedParameter::written_in_forward() const {
+  return nn::detail::written_version(unsharded_) != forward_version_;
 }
 
 void ShardedParameter::show_unsharded() {

@@ -100,7 +100,7 @@ void GatheredState::start_gather(CommContext& context) {
     });
     return;
   }
-  // What pieces cut from this gather are compared with (has_valid_piece).
+  // What this gather, and pieces cut from it, are compared with (is_current).
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
   // With equal types and devices this is the flat buffer itself: no copy.
@@ -290,6 +290,7 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   // One rank, whose shards differ from the unsharded tensors in type or device.
+  gathered_versions_ = shards_->versions();
   std::vector<at::Tensor> shards;
   for (const ShardedParameter& parameter : shards_->parameters()) {
     shards.push_back(parameter.shard());
@@ -371,10 +372,10 @@ void GatheredState::discard(CommContext& context) {
   }
 }
 
-bool GatheredState::has_valid_piece() const {
-  // Written, replaced or moved shards all mean that the piece has old values.
-  return post_forward_.kept() && gathered_versions_ == shards_->versions() &&
-         !shards_->any_replaced() && shards_->laid_out();
+bool GatheredState::is_current() const {
+  // Written, replaced or moved shards all mean that the copies have old values.
+  return holds_copies() && gathered_versions_ == shards_->versions() && !shards_->any_replaced() &&
+         shards_->laid_out();
 }
 
 void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {

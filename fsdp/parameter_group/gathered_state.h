@@ -34,6 +34,12 @@ class GatheredState {
 
   bool unsharded() const { return phase_ == GatherPhase::kUnsharded; }
   bool is_gathering() const { return phase_ == GatherPhase::kGathering; }
+  /// Whether copies of the shards' values are gathered, under way, or kept as a piece.
+  bool holds_copies() const {
+    return !layout().shares_memory() && (phase_ != GatherPhase::kSharded || post_forward_.kept());
+  }
+  /// Whether these are the shards' current values.
+  bool is_current() const;
   /// Starts the all-gather; false if there is nothing to gather. Collective.
   bool start_unshard(CommContext& context);
   /// Fills the unsharded tensors. Collective unless started before.
@@ -56,8 +62,6 @@ class GatheredState {
 
   /// Whether pieces are kept for all micro-batches of a step, not for one backward.
   bool keeps_pieces() const { return shards_->mesh().replica && post_forward_.enabled(); }
-  /// Whether there is a piece, with the shards' current values.
-  bool has_valid_piece() const;
   void drop_piece() { post_forward_.drop(); }
 
   /// Adds the groups over which it gathers.

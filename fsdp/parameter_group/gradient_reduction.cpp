@@ -228,14 +228,15 @@ void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     // Micro-batches before the last: sums over the ranks that shard are added up.
     if (!options_.all_reduce) {
-      parameters_[i]->leave_to_replicas({shard(i), gradients_[i].pending, gradients_[i].used},
-                                        options_.dtype);
+      parameters_[i]->leave_to_replicas(
+          {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, options_.dtype);
       continue;
     }
     const UnshardedGradient earlier = parameters_[i]->take_left_to_replicas();
     gradients_[i].used |= earlier.used;
     if (earlier.local.defined()) {
-      shard(i).add_(earlier.local);
+      // The division may have been set otherwise meanwhile, or the type converted.
+      shard(i).add_(earlier.local, earlier.divisor / pre_divisor_);
     }
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "parameter/parameter_spec.h"
@@ -31,6 +32,12 @@ class ParameterGroup {
   /// converted since. To be called before the first unshard of an iteration. Throws as
   /// ParameterGroupShards::adopt and lay_out. Otherwise collective.
   void prepare(CommContext& context);
+
+  /// Forward begins to use the unsharded parameters.
+  void begin_forward() { shards_->begin_forward(); }
+  /// Throws Error, naming it, if one of the unsharded parameters was written since, where the write
+  /// would be lost. `label`: what messages call the unit.
+  void refuse_writes(const std::string& label) const { shards_->refuse_writes(label); }
 
   /// Adds the groups over which it gathers and reduce-scatters.
   void add_sharding_groups(std::vector<comm::Communicator*>& groups) {

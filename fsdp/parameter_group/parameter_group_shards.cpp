@@ -95,6 +95,24 @@ std::uint64_t ParameterGroupShards::versions() const {
   return sum;
 }
 
+void ParameterGroupShards::begin_forward() {
+  std::ranges::for_each(parameters_, &ShardedParameter::begin_forward);
+}
+
+void ParameterGroupShards::refuse_writes(const std::string& label) const {
+  // There the unsharded tensors are the shards themselves.
+  if (layout_.shares_memory()) {
+    return;
+  }
+  for (const ShardedParameter& parameter : parameters_) {
+    TESSERA_CHECK(!parameter.written_in_forward(), "forward of ", label,
+                  " wrote to its parameter '", parameter.name(),
+                  "', which is a gathered copy there, so that the write would be "
+                  "lost; write to slot->persistent() outside of forward (stock Embedding: leave "
+                  "out max_norm)");
+  }
+}
+
 bool ParameterGroupShards::any_replaced() const {
   return std::ranges::any_of(parameters_, &ShardedParameter::is_replaced);
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "comm/data_mesh.h"
@@ -37,6 +38,9 @@ class ParameterGroupShards {
   void lay_out();
   /// Grows with each write to a shard that autograd sees.
   std::uint64_t versions() const;
+  /// See ParameterGroup.
+  void begin_forward();
+  void refuse_writes(const std::string& label) const;
   /// Whether a slot holds neither its shard nor the unsharded tensor.
   bool any_replaced() const;
 

@@ -195,7 +195,10 @@ BackwardCall adding(const BackwardCall& call, const std::vector<Asked>& asked) {
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const Asked& each : asked) {
-    adding.outputs.push_back(leaf_edge(*each.parameter));
+    // One that was gathered and has not run yet is in no graph, and is no leaf.
+    if (each.parameter->unsharded().requires_grad()) {
+      adding.outputs.push_back(leaf_edge(*each.parameter));
+    }
   }
   return adding;
 }

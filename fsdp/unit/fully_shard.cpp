@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <cmath>
 #include <type_traits>
@@ -39,10 +40,33 @@ void check_module(const nn::ModuleBase* module) {
                 "apply it to the module that nn::Hooked holds");
 }
 
-/// Also one that nn::Hooked holds.
-bool is_batch_norm(const torch::nn::Module& module) {
+/// What nn::Hooked holds; any other module itself.
+const torch::nn::Module& held_or_own(const torch::nn::Module& module) {
   const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
-  const torch::nn::Module& own = holder == nullptr ? module : holder->held_module();
+  return holder == nullptr ? module : holder->held_module();
+}
+
+bool makes_sparse_gradients(const torch::nn::Module& module) {
+  const auto* embedding = module.as<torch::nn::Embedding>();
+  const auto* bag = module.as<torch::nn::EmbeddingBag>();
+  return (embedding != nullptr && embedding->options.sparse()) ||
+         (bag != nullptr && bag->options.sparse());
+}
+
+/// Reductions take gradients apart by rows, which a sparse one does not have in memory.
+void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
+  for (const auto& [name, slot] : parameters) {
+    for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
+      TESSERA_CHECK(!makes_sparse_gradients(held_or_own(*owner.module)), "fully_shard: parameter '",
+                    name, "' of a ", owner.module->name(),
+                    " gets sparse gradients, which cannot be reduced over ranks; make the module "
+                    "without sparse(true), or name the parameter in Options::ignored");
+    }
+  }
+}
+
+bool is_batch_norm(const torch::nn::Module& module) {
+  const torch::nn::Module& own = held_or_own(module);
   return own.as<torch::nn::BatchNorm1d>() != nullptr ||
          own.as<torch::nn::BatchNorm2d>() != nullptr || own.as<torch::nn::BatchNorm3d>() != nullptr;
 }
@@ -78,6 +102,7 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   }
   // Parameters of units below are taken, which is why fully_shard goes from the leaves to the root.
   const nn::NamedSlots parameters = free_parameters(modules, options);
+  refuse_sparse_gradients(parameters);
   for (const nn::ModuleBase* module : modules) {
     warn_of_batch_norm(*module, mesh);
   }
@@ -208,16 +233,13 @@ void UnshardHandle::wait() {
 
 UnshardScope::UnshardScope(nn::ModuleBase& module)
     : unit_(unit_of(module, "UnshardScope")), was_unsharded_(unit_->unsharded()) {
-  // An outer scope, or forward, frees them.
-  if (unit_->shown()) {
-    // Then the destructor has nothing to free.
-    unit_.reset();
-    return;
-  }
-  if (!was_unsharded_) {
-    unit_->await_compute();
-  }
+  const bool was_shown = unit_->shown();
+  unit_->await_compute();
   unit_->unshard();
+  if (was_shown) {
+    // An outer scope, or forward, frees them: the destructor has nothing to free.
+    unit_.reset();
+  }
 }
 
 UnshardScope::~UnshardScope() {

@@ -102,7 +102,7 @@ bool IterationState::begin_forward() {
   if (abandons) {
     std::ranges::for_each(units(), [](const auto& unit) { unit->abandon_iteration(); });
   }
-  settle_pieces(begins_step);
+  settle_gathered(begins_step);
   gather_order_.begin();
   std::ranges::for_each(units(), [](const auto& unit) { unit->begin_iteration(); });
   return abandons;
@@ -125,18 +125,20 @@ void IterationState::await_update() {
   }
 }
 
-/// Keeps pieces of an earlier micro-batch as long as no rank has written to its shards or dropped
-/// its piece. A new step begins without pieces.
-void IterationState::settle_pieces(bool begins_step) {
+/// Keeps what is gathered still, and pieces of an earlier micro-batch, as long as no rank has
+/// written to its shards or dropped its piece. A new step begins without pieces.
+void IterationState::settle_gathered(bool begins_step) {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
+    GatheredState& gathered = group.gathered();
     if (begins_step) {
-      group.gathered().drop_piece();
-    } else if (group.gathered().keeps_pieces()) {
+      gathered.drop_piece();
+    }
+    if (gathered.holds_copies() || (!begins_step && gathered.keeps_pieces())) {
       keeping.push_back(&group);
     }
   });
-  drop_invalid_pieces(keeping);
+  free_outdated(keeping, comm_context());
 }
 
 void IterationState::began_gather(Unit& unit) {

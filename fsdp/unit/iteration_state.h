@@ -27,6 +27,8 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// Whether backward has thrown: the phase stays kBackward until the root's next forward.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed(); }
+  /// Whether the root's forward or a backward runs.
+  bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
   /// The groups of all units whose ranks are among those of `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   /// The root is first.
@@ -61,7 +63,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
 
   void enter(IterationPhase next);
   void await_update();
-  void settle_pieces(bool begins_step);
+  void settle_gathered(bool begins_step);
   void free_unused() const;
   void end_iteration();
   /// Those that a failed backward left behind.

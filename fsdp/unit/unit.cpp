@@ -93,15 +93,6 @@ void Unit::prepare() {
   rest();
 }
 
-void Unit::await_compute() {
-  // Outside of an iteration the shards may have been written since the pieces were kept. Within one
-  // they may not, and backward needs the pieces.
-  if (iteration_ != nullptr && !iteration_->is_under_way()) {
-    groups_.each(&GatheredState::drop_piece);
-  }
-  groups_.follow_compute();
-}
-
 void Unit::start_unshard() {
   // By hand before the root's first forward, which prepares all units.
   if (phase_ == UnitPhase::kNew) {
@@ -217,6 +208,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
 
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
+  std::ranges::for_each(groups(), &ParameterGroup::begin_forward);
   // After this unit's own all-gathers, which are needed first and go in the same lane.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
@@ -298,6 +290,9 @@ void Unit::end_partial_forward() {
 }
 
 void Unit::end_forward() {
+  for (const ParameterGroup& group : groups()) {
+    group.refuse_writes(label());
+  }
   // Before the iteration's end, which depends on it.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {

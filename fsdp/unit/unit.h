@@ -47,8 +47,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return groups_.all(&GatheredState::unsharded); }
 
-  /// Later gathers read shards as the compute lane leaves them, not as an earlier micro-batch did:
-  /// for gathers outside of a root's forward, which itself waits for the update.
+  /// Later gathers read shards as the compute lane leaves them, not as an earlier micro-batch did,
+  /// and what is gathered of shards that were written since is freed: for gathers outside of a
+  /// root's forward, which itself does both. Collective outside of forward and backward.
   void await_compute();
   void start_unshard();
   void unshard();
@@ -88,6 +89,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   void make_iteration();
   void enter_as_root();
+  void refuse_outdated();
   void check_outside();
   void begin_random_region(nn::TensorList inputs);
   void begin_forward(nn::TensorList inputs);

@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "agreement/step_agreement.h"
 #include "comm/data_mesh.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/call_depth.h"
@@ -98,6 +99,37 @@ void Unit::enter_as_root() {
     follows_abandoned_ = iteration_->begin_forward();
   } else if (!iteration_->is_under_way()) {
     await_compute();
+  } else if (!iteration_->runs()) {
+    refuse_outdated();
+  }
+}
+
+void Unit::await_compute() {
+  const bool between = iteration_ == nullptr || !iteration_->is_under_way();
+  // Outside of an iteration the shards may have been written since the pieces were kept. Within one
+  // they may not, and backward needs the pieces.
+  if (between) {
+    groups_.each(&GatheredState::drop_piece);
+  }
+  if (between || !iteration_->runs()) {
+    std::vector<ParameterGroup*> holding;
+    for (ParameterGroup& group : groups()) {
+      if (group.gathered().holds_copies()) {
+        holding.push_back(&group);
+      }
+    }
+    free_outdated(holding, comm_context());
+  }
+  groups_.follow_compute();
+}
+
+/// No exchange of the ranks, as in await_compute(): a loss may call the unit many times.
+void Unit::refuse_outdated() {
+  for (const ParameterGroup& group : groups()) {
+    TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
+                  label(),
+                  ", whose parameters were written since they were gathered for a "
+                  "backward that is still to come; run that, or free them by fsdp::reshard");
   }
 }
 

@@ -39,6 +39,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index) {
+  TESSERA_CHECK(targets.defined(), "tokens_per_rank was given an undefined tensor; pass targets");
   return mean_count(count_of(targets, ignore_index), mesh);
 }
 

@@ -4,6 +4,8 @@
 
 #include "plan/checked_plan.h"
 
+#include <torch/nn/modules/embedding.h>
+
 #include <algorithm>
 #include <unordered_map>
 
@@ -25,12 +27,25 @@ void check_is_called(const NamedModule& target, const ParallelStyle& style) {
       "layouts, and place_parameters(), say how its parameters are split");
 }
 
+/// No operator on distributed tensors takes a sparse gradient.
+void check_gradients_are_dense(const nn::ModuleBase& module) {
+  const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
+  const auto* embedding =
+      holder == nullptr ? nullptr : holder->held_module().as<torch::nn::Embedding>();
+  TESSERA_CHECK(embedding == nullptr || !embedding->options.sparse(), "the weight of a ",
+                module.name(), " gets sparse gradients, which cannot be distributed; make the ",
+                "module without sparse(true)");
+}
+
 /// Styles know a module, but not its FQN.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
     Application application{target, style, style->parameters(*target.module)};
     style->check(*target.module, mesh);
+    if (!application.parameters.empty()) {
+      check_gradients_are_dense(*target.module);
+    }
     return application;
   } catch (const Error& error) {
     fail("parallelize_module: ", quoted(target.fqn), ": ", error.what());

@@ -253,5 +253,9 @@ TEST(GradNorm, ReadsGradientsThatShareABuffer) {
   EXPECT_TRUE(buffer.narrow(0, 10, 2).equal(normal_values({12}, 3).narrow(0, 10, 2)));
 }
 
+TEST(GradNorm, RefusesANullParameter) {
+  EXPECT_ERROR(grad_norm({nullptr}), "with a null parameter");
+}
+
 }  // namespace
 }  // namespace tessera::optim

@@ -49,7 +49,7 @@ class DistributedTensor {
   /// sizes than this rank's shard, on every rank if they have compared. Else not collective, except
   /// in debug builds (see check_agreement). Gradient: local, with the same placements, but
   /// Replicate for Partial; or `grad_placements` (Partial for a replicated tensor: each rank gets
-  /// its own term).
+  /// its own term), of parts of the same sizes, else throws Error.
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},
@@ -60,6 +60,7 @@ class DistributedTensor {
   /// This rank's local tensor, which shares memory with this one. Not collective.
   /// Gradient: local gradients are taken to have `grad_placements` (default: those of this tensor,
   /// Replicate for Partial). The `.grad` of a leaf is redistributed to the leaf's placements.
+  /// Throws Error, on all ranks alike, for `grad_placements` with parts of other sizes.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// The same tensor with other placements, or another layout, on the same mesh. Collective if data
   /// must move. The result does not share memory with this tensor. Throws Error for placements that
@@ -78,7 +79,7 @@ class DistributedTensor {
   DistributedTensor redistribute(const DeviceMesh& mesh, const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   /// The global tensor, as a plain one, on every rank. Collective. Gradient: local gradients are
-  /// taken to have `grad_placements` (default: Replicate).
+  /// taken to have `grad_placements` (default: Replicate). Throws Error as to_local.
   at::Tensor full_tensor(std::optional<Placements> grad_placements = {}) const;
 
   /// Throws Error for a layout that no list of placements describes (see to_placements).

@@ -34,7 +34,8 @@ struct LocalMapOptions {
 /// one list per result. For operations written on shards. Collective if `function` is or if inputs
 /// are redistributed. Differentiable: autograd records the operators that `function` runs;
 /// collectives that it calls itself need their own gradient. Throws Error for arguments with wrong
-/// placements and for a wrong number of results. The gradient of a plain argument is plain and
+/// placements, for lists of options that are neither empty nor of one item each, and for a wrong
+/// number of results. The gradient of a plain argument is plain and
 /// whole, by the same rules as that of a replicated one. PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.

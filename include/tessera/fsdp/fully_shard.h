@@ -106,12 +106,15 @@ class UnshardHandle {
 
 /// Gathers or frees a unit's parameters manually (not those of units below it). unshard is
 /// collective; it reads shards as the compute lane leaves them. Each does nothing where it is done
-/// already. Throw Error for a module that is not a unit; unshard also for parameters that are still
-/// on the meta device, and if ranks gather different units.
+/// already; what was written to shards since is gathered again at the next unshard, start_unshard,
+/// UnshardScope or forward, on all ranks, which compare that between their hosts. Throw Error for a
+/// module that is not a unit; unshard also for parameters that are still on the meta device, and if
+/// ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed.
 void reshard(nn::ModuleBase& module);
-/// Begins to gather; forward, unshard or the handle waits for it. Collective. Throws as unshard.
+/// Begins to gather, with the values that the shards have at this call; forward, unshard or the
+/// handle waits for it. Collective. Throws as unshard.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
 /// Unsharded parameters for as long as this lives; frees them after, unless they were unsharded
@@ -136,7 +139,8 @@ class UnshardScope {
 /// ZeRO-3 (true) or ZeRO-2 (false).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: parameters stay gathered after backward, until reshard() or a later backward frees them.
-/// For micro-batches between which nothing writes to the parameters.
+/// For micro-batches between which nothing writes to the parameters: after a write, such as an
+/// optimizer's step, the next forward gathers them again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: backward reduces nothing; each rank adds up its unsharded gradients (in reduce_dtype)
 /// until the first backward with true reduces the sum. Until then `.grad` of a parameter can be

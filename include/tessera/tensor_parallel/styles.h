@@ -67,7 +67,8 @@ using StylePtr = std::shared_ptr<const ParallelStyle>;
 /// colwise_parallel()}. "" is the module itself that the plan is applied to.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
-// The styles of PyTorch, with the names and defaults of their options there. In all of them:
+// The styles of PyTorch, with the names of their options there; the defaults differ in
+// use_local_output, and in what a plain input is (docs/tensor_parallel.md). In all of them:
 // * input_layouts: what a plain tensor, the first one of forward's arguments, is taken for. By
 // default
 //   it is the same on every rank; another placement says that it is this rank's part. A distributed

@@ -37,7 +37,7 @@ namespace {
 
 /// What ranks must agree on: sizes, mesh, placements and type, as a text that a message can show.
 std::string text_of(const DistributedTensor& tensor) {
-  return detail::describe(*detail::as_distributed(tensor)->spec()) + " of " +
+  return detail::describe(*detail::impl_of_distributed(tensor).spec()) + " of " +
          c10::toString(tensor.tensor().scalar_type());
 }
 
@@ -93,6 +93,7 @@ DistributedTensor make_agreed(const DeviceMesh& mesh,
 
 void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
                       const Placements& placements) {
+  detail::check_plain(local);
   TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
                 "from_local: ", placements.size(), " placements for ", to_string(mesh),
                 ": give one per dimension");
@@ -115,7 +116,26 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// A handle of `local`, checked, with its gradient promised in the layout `gradient`.
+/// The layout of the gradient of parts with `layout`, of a tensor of global `sizes`. Throws Error
+/// for placements whose parts are of other sizes.
+LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
+                         const Layout& layout, c10::IntArrayRef sizes) {
+  if (!placements) {
+    return detail::gradient_layout(layout.ptr());
+  }
+  const LayoutPtr gradient = to_layout(layout.mesh_sizes(), *placements, sizes);
+  detail::check_gradient_parts(asked, layout, *gradient, sizes);
+  return gradient;
+}
+
+void check_whole(const at::Tensor& tensor) {
+  TESSERA_CHECK(tensor.defined(),
+                "distribute_tensor of an undefined tensor; pass the whole one, on every rank");
+  TESSERA_CHECK(!tessera::is_distributed(tensor),
+                "distribute_tensor of a tensor that is distributed "
+                "already: redistribute() changes its placements");
+}
+
 /// What placements say is replicated is the caller's word, which debug mode compares. Collective
 /// then.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
@@ -131,6 +151,7 @@ DistributedTensor with_equal_copies(const DistributedTensor& made) {
   return made;
 }
 
+/// A handle of `local`, checked, with its gradient promised in the layout `gradient`.
 DistributedTensor made_of(const at::Tensor& local, const ShardingSpec& spec,
                           const std::vector<std::int64_t>& sizes, LayoutPtr gradient) {
   detail::check_local(local, spec, sizes);
@@ -152,16 +173,13 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
                                                 std::optional<std::vector<std::int64_t>> sizes,
                                                 std::optional<Placements> grad_placements) {
   if (!sizes) {
-    detail::check_not_distributed(local);
     check_placements(local, mesh, placements);
     sizes = sizes_of_whole(local, mesh, placements);
   }
   return with_equal_copies(make_agreed(mesh, [&] {
     check_placements(local, mesh, placements);
     const auto layout = to_layout(mesh.shape().sizes(), placements, *sizes);
-    const auto gradient = grad_placements
-                              ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)
-                              : detail::gradient_layout(layout);
+    const auto gradient = local_gradient("from_local", grad_placements, *layout, *sizes);
     return made_of(local, {mesh, layout}, *sizes, gradient);
   }));
 }
@@ -169,16 +187,15 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
 DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
                                                 std::vector<std::int64_t> sizes) {
   return with_equal_copies(make_agreed(spec.mesh, [&] {
+    TESSERA_CHECK(spec.layout, "from_local: the spec has no layout; take one of to_layout()");
     return made_of(local, spec, sizes, detail::gradient_layout(spec.layout));
   }));
 }
 
 at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements) const {
   const auto& spec = detail::impl_of_distributed(tensor_).spec();
-  const auto gradient = grad_placements ? to_layout(spec->sharding.mesh.shape().sizes(),
-                                                    *grad_placements, spec->sizes)
-                                        : detail::gradient_layout(spec->sharding.layout);
-  return detail::to_local_with_gradient(tensor_, gradient);
+  return detail::to_local_with_gradient(
+      tensor_, local_gradient("to_local", grad_placements, *spec->sharding.layout, spec->sizes));
 }
 
 DistributedTensor DistributedTensor::redistribute(const Placements& placements) const {
@@ -187,6 +204,7 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
 }
 
 DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
+  TESSERA_CHECK(layout, "redistribute to no layout; give placements, or a layout of to_layout()");
   detail::check_partials(*layout, tensor_.scalar_type(), "redistribute");
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), layout}));
 }
@@ -213,8 +231,10 @@ DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
-  return redistribute(Layout::replicated(own->mesh_sizes(), own->tensor_ndim()))
-      .to_local(std::move(grad_placements));
+  const auto whole = Layout::replicated(own->mesh_sizes(), own->tensor_ndim());
+  // Before the collective.
+  const auto gradient = local_gradient("full_tensor", grad_placements, *whole, tensor_.sizes());
+  return detail::to_local_with_gradient(redistribute(whole).tensor(), gradient);
 }
 
 Placements DistributedTensor::placements() const {
@@ -235,9 +255,7 @@ const DeviceMesh& DistributedTensor::mesh() const {
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements) {
   DistributedTensor made = make_agreed(mesh, [&] {
-    TESSERA_CHECK(!tessera::is_distributed(tensor),
-                  "distribute_tensor of a tensor that is distributed "
-                  "already: redistribute() changes its placements");
+    check_whole(tensor);
     const auto sizes = tensor.sizes().vec();
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
@@ -265,6 +283,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   // Checks the arguments, on all ranks before the scatter: ranks that disagree would wait there for
   // one another. What it makes is empty and tells the layout.
   const auto empty = make_agreed(mesh, [&] {
+    check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
     detail::check_partials(*target.layout, tensor.scalar_type(), "distribute_tensor");
     TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "redistribute/redistribute.h"
@@ -28,6 +29,9 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
+  TESSERA_CHECK(std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }),
+                "a factory: a tensor of sizes ", c10::IntArrayRef(sizes),
+                " cannot be; give sizes of at least 0");
   const auto target = to_layout(mesh.shape().sizes(), placements, sizes);
   const ShardingSpec without_partials{mesh, detail::gradient_layout(target)};
   const auto local = at::empty(detail::local_sizes(without_partials, sizes),

@@ -28,6 +28,20 @@ std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
   return texts;
 }
 
+/// A list that is neither empty nor of one item each would leave items to chance.
+void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
+  TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
+                wanted, " ", of, "; give one for each, or none");
+}
+
+void check_lists(bool has_function, std::size_t arguments, std::size_t results,
+                 const LocalMapOptions& options) {
+  TESSERA_CHECK(has_function, "local_map was given no function; pass one of local tensors");
+  check_list("in_placements", options.in_placements.size(), arguments, "arguments");
+  check_list("in_grad_placements", options.in_grad_placements.size(), arguments, "arguments");
+  check_list("out_sizes", options.out_sizes.size(), results, "lists of out_placements");
+}
+
 std::optional<Placements> item(const OptionalPlacements& list, std::size_t number) {
   return number < list.size() ? list[number] : std::nullopt;
 }
@@ -116,6 +130,7 @@ std::vector<at::Tensor> local_map(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& arguments, const DeviceMesh& mesh,
     const std::vector<Placements>& out_placements, const LocalMapOptions& options) {
+  check_lists(function != nullptr, arguments.size(), out_placements.size(), options);
   const detail::LocalPartsScope local_parts;
   std::vector<at::Tensor> locals;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -126,6 +141,9 @@ std::vector<at::Tensor> local_map(
                 results.size(), " tensors for ", out_placements.size(),
                 " placements: give one list of placements per result");
   for (std::size_t i = 0; i < results.size(); ++i) {
+    TESSERA_CHECK(results[i].defined(), "local_map: result ", i,
+                  " of the function is undefined; return this rank's part, of 0 rows where it has "
+                  "none");
     std::optional<std::vector<std::int64_t>> sizes;
     if (i < options.out_sizes.size()) {
       sizes = options.out_sizes[i];

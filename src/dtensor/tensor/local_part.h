@@ -16,9 +16,14 @@ namespace tessera::detail {
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 
 /// The checks of from_local. They read only this rank's tensor and send nothing.
-void check_not_distributed(const at::Tensor& local);
+void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
+
+/// Throws Error, on all ranks alike, unless the parts of a tensor of global `sizes` with the layout
+/// `gradient` are of the sizes of those with `layout`, on every rank. `asked`: the function.
+void check_gradient_parts(const char* asked, const Layout& layout, const Layout& gradient,
+                          c10::IntArrayRef sizes);
 
 /// `local`, or a contiguous copy where global strides in the order of the local ones would not be
 /// true of it: of an expanded gradient, a slice, or where ranks could disagree on the order.

@@ -170,6 +170,9 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 /// Two passes: the joint mesh must be known to all ranks, with gradients or without; only then are
 /// the gradients collected, with pending sums reduced.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
+  TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
+                "the norm of gradients was asked for with a null parameter; pass slots of modules, "
+                "such as those of slots_of(model)");
   Counting counting(options);
   counting.check(parameters);
   GradTerms terms;

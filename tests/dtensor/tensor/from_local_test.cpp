@@ -1,5 +1,7 @@
-// The global sizes of a tensor that each rank has a part of, where they were not given.
+// What from_local and its kin take: the global sizes of a tensor that each rank has a part of,
+// where they were not given, and what must be given.
 
+#include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
 #include "testing/distributed.h"
 
@@ -72,6 +74,44 @@ TEST(LocalMap, FindsTheSizesOfUnevenResults) {
         local_map([](const std::vector<at::Tensor>& x) { return std::vector{x[0].square()}; },
                   {distribute_tensor(whole, mesh, {Shard{0}}).tensor()}, mesh, {{Shard{0}}});
     EXPECT_TRUE(at::equal(DistributedTensor(found[0]).full_tensor(), whole.square()));
+  });
+}
+
+TEST(FromLocal, NamesWhatIsMissing) {
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
+    const Placements rows{Shard{0}};
+    const std::vector<std::int64_t> sizes{4};
+    EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "from_local of an undefined");
+    EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes),
+                 "from_local of an undefined");
+    EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
+                 "from_local: the spec has no layout");
+    EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor of an undefined");
+    EXPECT_ERROR(distribute_tensor({}, mesh, rows, {.source = 0}),
+                 "distribute_tensor of an undefined");
+    const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
+    EXPECT_ERROR(distribute_tensor(made, mesh, rows, {.source = 0}), "is distributed already");
+    EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute to no layout");
+    EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
+    EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");
+  });
+}
+
+TEST(LocalMap, NamesWhatIsMissing) {
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
+    using Tensors = std::vector<at::Tensor>;
+    const Placements whole{Replicate{}};
+    const Tensors two{values({4}), values({4})};
+    const auto same = [](const Tensors& tensors) { return tensors; };
+    const auto none = [](const Tensors&) { return Tensors(2); };
+    EXPECT_ERROR(local_map({}, two, mesh, {whole, whole}), "local_map was given no function");
+    EXPECT_ERROR(local_map(none, two, mesh, {whole, whole}), "result 0 of the function");
+    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_placements = {whole}}),
+                 "in_placements has 1 items for 2 arguments");
+    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_grad_placements = {whole}}),
+                 "in_grad_placements has 1 items for 2 arguments");
+    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.out_sizes = {{4}}}),
+                 "out_sizes has 1 items for 2 lists of out_placements");
   });
 }
 

@@ -40,5 +40,44 @@ TEST(GradientPlacements, AFullTensorsGradientMayBePartial) {
   });
 }
 
+TEST(GradientPlacements, MustHavePartsOfTheSizeThatIsHandedOut) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    const DistributedTensor columns =
+        distribute_tensor(values({4, 4}), rank.mesh({2}, {"x"}), {Shard{1}});
+    columns.to_local(Placements{Shard{0}});
+  });
+  EXPECT_CONTAINS(errors,
+                  "to_local: gradients of a [4, 2] part cannot be [Shard(0)] of [4, 4]; name "
+                  "placements with parts of that size");
+  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
+    const DistributedTensor whole =
+        distribute_tensor(values({5, 4}), mesh, {Replicate{}, Replicate{}});
+    EXPECT_ERROR(whole.full_tensor(Placements{Shard{0}, Replicate{}}), "full_tensor: ", "[5, 4]");
+    EXPECT_ERROR(DistributedTensor::from_local(values({5, 4}), mesh, {Replicate{}, Replicate{}}, {},
+                                               Placements{Replicate{}, Shard{1}}),
+                 "from_local: gradients of a [5, 4] part cannot be [Replicate(), Shard(1)]");
+    // Uneven: equal on some ranks alone.
+    const DistributedTensor rows = distribute_tensor(values({5, 4}), mesh, {Shard{0}, Replicate{}});
+    EXPECT_ERROR(rows.to_local(Placements{Replicate{}, Shard{0}}), "to_local: gradients of a ");
+  });
+}
+
+TEST(GradientPlacements, MayBeOthersOfTheSameSize) {
+  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
+    const Placements whole{Replicate{}, Replicate{}};
+    const DistributedTensor tensor = distribute_tensor(values({4, 4}), mesh, whole);
+    for (const Placement& other : {Placement(Replicate{}), Placement(Partial{})}) {
+      EXPECT_EQ(tensor.to_local(Placements{other, Replicate{}}).size(0), 4);
+      EXPECT_EQ(
+          tensor.redistribute({Partial{}, Shard{0}}).to_local(Placements{other, Shard{0}}).size(0),
+          2);
+    }
+    const DistributedTensor rows = tensor.redistribute({Shard{0}, Replicate{}});
+    EXPECT_EQ(rows.to_local(Placements{Replicate{}, Shard{0}}).size(0), 2);
+    const DistributedTensor both = tensor.redistribute({Shard{0}, Shard{0}});
+    EXPECT_EQ(both.to_local(Placements{StridedShard{0, 2}, Shard{0}}).size(0), 1);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

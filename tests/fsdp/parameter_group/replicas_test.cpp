@@ -84,5 +84,33 @@ TEST(Replicas, KeepPendingGradientsIfAParameterIsFrozenInBetween) {
   });
 }
 
+// In fp16 half of the division comes before the sum, and what waits has it.
+TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
+  const auto gradient_after = [](Rank& rank, const std::function<void(nn::Linear&)>& change) {
+    nn::Linear linear(4, 4, {.bias = false});
+    testing::fill(linear);
+    linear.to(at::kHalf);
+    fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));
+    const auto backward = [&] {
+      linear(at::ones({1, 4}, linear.slot("weight")->persistent().scalar_type())).sum().backward();
+    };
+    set_requires_all_reduce(linear, false);
+    backward();
+    set_requires_all_reduce(linear, true);
+    change(linear);
+    backward();
+    return full_tensor(linear.slot("weight")->persistent().grad()).to(at::kFloat);
+  };
+  RunRanks(4, [&](Rank& rank) {
+    const auto expect = [&](double value, const std::function<void(nn::Linear&)>& change) {
+      EXPECT_TRUE(gradient_after(rank, change).equal(at::full({4, 4}, value)));
+    };
+    expect(2, [](nn::Linear&) {});
+    expect(2, [](nn::Linear& linear) { set_force_sum_reduction(linear, true); });
+    expect(8, [](nn::Linear& linear) { set_gradient_divide_factor(linear, 1); });
+    expect(2, [](nn::Linear& linear) { linear.to(at::kFloat); });
+  });
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

@@ -1,6 +1,7 @@
 // What is wrong is said before anything is sent or changed.
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <cmath>
 #include <optional>
@@ -178,6 +179,20 @@ TEST(BadInput, BatchNormOfARanksOwnRowsIsWarnedOfOnce) {
       }
     });
   }
+}
+
+TEST(BadInput, SparseGradientsAreRefused) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    struct Table : nn::Module<Table> {
+      nn::Child<nn::Hooked<torch::nn::Embedding>> rows{
+          *this, "rows", torch::nn::EmbeddingOptions(4, 3).sparse(true)};
+      nn::Child<nn::Linear> linear{*this, "linear", 3, 3};
+    } table;
+    EXPECT_ERROR(fully_shard(table, mesh), "parameter 'rows.weight'", "Embedding",
+                 "gets sparse gradients", "sparse(true)");
+    EXPECT_ERROR(replicate(table, mesh), "gets sparse gradients");
+    fully_shard(table, mesh, {.ignored = {table.rows->slot("weight")}});
+  });
 }
 
 }  // namespace

@@ -189,6 +189,49 @@ TEST(RequestedGradient, WorksForAConvertedModelAndOneMadeWithoutValues) {
   });
 }
 
+/// Its second layer is gathered, and may not run.
+struct MayStop : nn::Module<MayStop> {
+  at::Tensor forward(const at::Tensor& x, bool stops) { return stops ? (*a)(x) : (*b)((*a)(x)); }
+
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
+};
+
+/// Which of `gradients` are defined: "1100".
+std::string defined_of(const Tensors& gradients) {
+  std::string text;
+  for (const at::Tensor& gradient : gradients) {
+    text += gradient.defined() ? "1" : "0";
+  }
+  return text;
+}
+
+TEST(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun) {
+  for (const bool prefetched : {false, true}) {
+    RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<MayStop> model;
+      fully_shard(*model.b, mesh, {.may_be_unused = !prefetched});
+      fully_shard(model, mesh);
+      if (prefetched) {
+        set_forward_prefetch(model, {&*model.b});
+      }
+      Tensors parameters;
+      for (const auto& [name, slot] : model.named_slots()) {
+        parameters.push_back(slot->persistent());
+      }
+      const auto loss = [&](bool stops) { return model(at::ones({2, 3}), stops).square().mean(); };
+      EXPECT_EQ(defined_of(grad({loss(true)}, parameters, {}, std::nullopt, false, true)), "1100");
+      loss(true).backward({}, std::nullopt, false, parameters);
+      EXPECT_TRUE(parameters[0].grad().defined());
+      EXPECT_FALSE(parameters[2].grad().defined());
+      if (!prefetched) {
+        EXPECT_EQ(defined_of(grad({loss(rank.rank() == 1)}, parameters, {}, std::nullopt, false,
+                                  /*allow_unused=*/true)),
+                  "1111");
+      }
+    });
+  }
+}
+
 TEST(RequestedGradient, IsRefusedWhereItCannotBe) {
   RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const Tensors parameters = parameters_of(model);

@@ -1,7 +1,10 @@
-// Parameters that are written between a forward and its backward: autograd refuses the backward on
-// one rank, where it needs their old values.
+// Parameters that are written where their old values, or copies of them, are in use: between a
+// forward and its backward, which autograd refuses on one rank where it needs them; while they are
+// gathered; and in forward.
 
+#include "fsdp/parameter_group/over_replicas.h"
 #include "fsdp/training/training.h"
+#include "tessera/nn/child.h"
 #include "tessera/optim/sgd.h"
 
 namespace tessera::fsdp {
@@ -65,6 +68,154 @@ INSTANTIATE_TEST_SUITE_P(
                       Arrangement{"HSDP", {2, 2}, {"replicate", "shard"}},
                       Arrangement{"offloaded", {2}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
     [](const auto& info) { return "Arrangement" + std::to_string(info.index); });
+
+using testing::halve;
+
+/// What the model of halved parameters gives.
+at::Tensor halved_result(const at::Tensor& x) {
+  testing::SmallModel alone(kDim, testing::kHidden, kSizes.classes);
+  testing::fill(alone);
+  halve(alone);
+  return alone(x);
+}
+
+class WrittenWhileGathered : public ::testing::TestWithParam<Arrangement> {
+ protected:
+  using Body = std::function<void(testing::ShardedModel& model, const at::Tensor& x)>;
+
+  /// Runs `body`, after which a forward of the model must see that all parameters were halved.
+  static void expect_seen(const Body& body) {
+    const Arrangement& split = GetParam();
+    const at::Tensor x = testing::batch(kDim, 0);
+    const at::Tensor expected = halved_result(x);
+    RunRanks(static_cast<int>(c10::multiply_integers(split.sizes)), [&](Rank& rank) {
+      testing::ShardedModel model(rank.mesh(split.sizes, split.names), split.options, kSizes);
+      body(model, x);
+      EXPECT_TRUE(model(x).to(at::kFloat).allclose(expected, 2e-2, 2e-2));
+    });
+  }
+};
+
+TEST_P(WrittenWhileGathered, IsSeenAfterUnshard) {
+  expect_seen([](testing::ShardedModel& model, const at::Tensor&) {
+    unshard(*model.blocks[0]);
+    unshard(model);
+    halve(model);
+  });
+}
+
+TEST_P(WrittenWhileGathered, IsSeenAfterAGatherWasBegun) {
+  expect_seen([](testing::ShardedModel& model, const at::Tensor&) {
+    UnshardHandle handle = start_unshard(model);
+    halve(model);
+    handle.wait();
+  });
+}
+
+TEST_P(WrittenWhileGathered, IsSeenWhereBackwardLeavesItGathered) {
+  expect_seen([](testing::ShardedModel& model, const at::Tensor& x) {
+    set_reshard_after_backward(model, false);
+    model(x).sum().backward();
+    halve(model);
+  });
+}
+
+TEST_P(WrittenWhileGathered, IsSeenInAScope) {
+  expect_seen([](testing::ShardedModel& model, const at::Tensor&) {
+    unshard(model);
+    halve(model);
+    const UnshardScope scope(model);
+    const at::Tensor weight = model.head->weight;
+    testing::SmallModel alone(kDim, testing::kHidden, kSizes.classes);
+    testing::fill(alone);
+    EXPECT_TRUE(weight.to(at::kFloat).allclose(alone.head->weight->mul(0.5), 2e-2, 2e-2));
+  });
+}
+
+TEST_P(WrittenWhileGathered, IsSeenByAUnitThatIsCalledByItself) {
+  expect_seen([](testing::ShardedModel& model, const at::Tensor& x) {
+    model(x).sum().backward();  // knows its root from now on
+    unshard(*model.blocks[0]);
+    {
+      const c10::AutoGradMode no_grad(false);
+      for (const auto& [name, slot] : model.blocks[0]->named_slots()) {
+        slot->persistent().zero_();
+      }
+      EXPECT_TRUE((*model.blocks[0])(x).to(at::kFloat).allclose(x, 2e-2, 2e-2));
+    }
+    testing::fill(model);
+    halve(model);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Splits, WrittenWhileGathered,
+    ::testing::Values(
+        Arrangement{"one rank", {1}, {"dp"}},
+        Arrangement{"bf16 on one rank", {1}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
+        Arrangement{"ZeRO-3", {3}, {"dp"}},
+        Arrangement{"ZeRO-2", {2}, {"dp"}, {.reshard_after_forward = false}},
+        Arrangement{"hpZ", {4}, {"dp"}, {.post_forward_mesh_size = 2}},
+        Arrangement{"HSDP", {2, 2}, {"replicate", "shard"}},
+        Arrangement{"over replicas", {2, 2}, {"replicate", "shard"}, {.shard_over_replicas = true}},
+        Arrangement{"offloaded", {2}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
+    [](const auto& info) { return "Arrangement" + std::to_string(info.index); });
+
+// The others' shards have not changed, or are empty.
+TEST(WrittenParameter, OfOneRankIsSeenByAll) {
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
+    const at::Tensor x = testing::batch(kDim, 0);
+    const at::Tensor before = model(x).detach();
+    unshard(model);
+    if (rank.rank() == 1) {
+      const c10::AutoGradMode no_grad(false);
+      local_tensor(model.head->slot("weight")->persistent()).mul_(2);
+    }
+    EXPECT_FALSE(model(x).allclose(before));
+  });
+}
+
+TEST(WrittenParameter, IsRefusedByAUnitThatIsKeptForABackward) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    testing::ShardedModel model(mesh, {.reshard_after_forward = false});
+    const at::Tensor x = testing::batch(kDim, 0);
+    const at::Tensor unused = model(x);
+    halve(model);
+    EXPECT_ERROR((*model.blocks[0])(x), "forward of unit 'block0'",
+                 "written since they were gathered", "fsdp::reshard");
+    reshard(*model.blocks[0]);
+    (*model.blocks[0])(x);
+  });
+}
+
+/// Halves its weight before it uses it.
+struct Shrinking : nn::Module<Shrinking> {
+  at::Tensor forward(const at::Tensor& x) {
+    {
+      const c10::AutoGradMode no_grad(false);
+      linear->weight->mul_(0.5);
+    }
+    return (*linear)(x);
+  }
+
+  nn::Child<nn::Linear> linear{*this, "linear", 3, 3};
+};
+
+TEST(WrittenParameter, IsRefusedInForwardWhereTheWriteWouldBeLost) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<Shrinking> model;
+    fully_shard(model, mesh);
+    EXPECT_ERROR(model(at::ones({2, 3})), "forward of the root unit", "'linear.weight'",
+                 "slot->persistent()");
+  });
+  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<Shrinking> model;
+    const at::Tensor before = model.linear->weight->detach().clone();
+    fully_shard(model, mesh);
+    model(at::ones({2, 3}));
+    EXPECT_TRUE(testing::full_tensor(model.linear->slot("weight")->persistent()).equal(before / 2));
+  });
+}
 
 }  // namespace
 }  // namespace tessera::fsdp

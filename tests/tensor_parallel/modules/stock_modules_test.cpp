@@ -119,5 +119,18 @@ TEST(StockModules, AreRefusedByNameForOtherKinds) {
   });
 }
 
+TEST(StockModules, AreRefusedWithSparseGradients) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    for (const StylePtr& style : {colwise_parallel(), rowwise_parallel()}) {
+      struct Table : nn::Module<Table> {
+        nn::Child<HookedEmbedding> rows{*this, "rows",
+                                        torch::nn::EmbeddingOptions(4, 3).sparse(true)};
+      } table;
+      EXPECT_ERROR(parallelize_module(table, mesh, {{"rows", style}}), "'rows'", "Embedding",
+                   "gets sparse gradients", "sparse(true)");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::tensor_parallel
