@@ -84,6 +84,16 @@ TEST_F(ChatTemplates, RefuseAmbiguousTurns) {
                "\"role\"");
 }
 
+TEST_F(ChatTemplates, LearnATurnThatBeginsTheChatWhereTheyCan) {
+  const char* line = R"({"messages": [{"role": "assistant", "content": "a"}]})";
+  const ChatText chat = Open(kChatMl)->conversation(line, "f:1");
+  ASSERT_EQ(chat.learnt.size(), 1);
+  EXPECT_EQ(chat.text.substr(chat.learnt[0].first), "a\n");
+  EXPECT_ERROR(Open(std::string("{% if messages[0].role == 'system' %}{% endif %}") + kChatMl)
+                   ->conversation(line, "f:1"),
+               "f:1: the first message is the assistant's", "begin with a user's message");
+}
+
 TEST_F(ChatTemplates, SayWhatTheyRefuseAndWhatIsNotImplemented) {
   EXPECT_ERROR(Render("\n{{ raise_exception('roles must alternate') }}"),
                "f:1:", "the chat template says: roles must alternate");
@@ -126,6 +136,48 @@ TEST_F(ChatTemplates, ComputeAsPythonDoes) {
   for (const auto& [source, want] : cases) {
     EXPECT_EQ(Render(source), want) << source;
   }
+}
+
+TEST_F(ChatTemplates, ComputeWholeNumbersExactly) {
+  const std::vector<std::pair<const char*, const char*>> cases{
+      {"{{ 9007199254740993 + 0 }} {{ 9007199254740993 - 1 }}",
+       "9007199254740993 9007199254740992"},
+      {"{{ 3037000499 * 3037000499 }} {{ 2 ** 62 }}", "9223372030926249001 4611686018427387904"},
+      {"{{ 9007199254740993 // 2 }} {{ 9007199254740993 % 10 }}", "4503599627370496 3"},
+      {"{{ (-2) ** 63 }} {{ 7 // -2 }} {{ 7 % -3 }} {{ 7 // -1 }}",
+       "-9223372036854775808 -4 -2 -7"},
+      {"{{ true + 1 }} {{ 2 ** -1 }} {{ 0 ** 999999999 }}", "2 0.5 0"}};
+  for (const auto& [source, want] : cases) {
+    EXPECT_EQ(Render(source), want) << source;
+  }
+  EXPECT_ERROR(Render("{{ 2 ** 63 }}"), "line 1: 2 ** 63 has more than 63 bits");
+  EXPECT_ERROR(Render("{{ (-2) ** 63 // -1 }}"), "has more than 63 bits");
+  EXPECT_ERROR(Render("{{ 10.0 ** 400 }}"), "10.0 ** 400 is no finite number");
+}
+
+TEST_F(ChatTemplates, WriteNumbersAsPythonDoes) {
+  const auto written = [&](const std::string& numbers) {
+    return Open("{{ messages[0].n | tojson }}")
+        ->prompt(R"({"messages": [{"role": "a", "n": [)" + numbers + R"(]}], "id": 1)" +
+                     std::string(30, '0') + "}",
+                 "f:1");
+  };
+  EXPECT_EQ(
+      written("1e15, 1234567890123456.0, 1e16, 1e300, 0.0001, 1e-5, 123456.5, -0.0, 5e-324"),
+      "[1000000000000000.0, 1234567890123456.0, 1e+16, 1e+300, 0.0001, 1e-05, 123456.5, -0.0, "
+      "5e-324]");
+  EXPECT_EQ(written("18446744073709551615, -9223372036854775808"),
+            "[18446744073709551615, -9223372036854775808]");
+  EXPECT_EQ(written(R"("\"18446744073709551616")"), R"(["\"18446744073709551616"])");
+  EXPECT_ERROR(written("18446744073709551616"),
+               "f:1: the number 18446744073709551616 has more than 64 bits");
+  EXPECT_EQ(Render("{{ 10 ** 15 * 1.5 }} {{ [0.1 + 0.2] }}"),
+            "1500000000000000.0 [0.30000000000000004]");
+}
+
+TEST_F(ChatTemplates, EscapeWhatPythonDoesNotPrint) {
+  EXPECT_EQ(Render("{{ ['a\u200b\x1b\u00a0\x7f\u3000\u00e9\u00ad\U000e0001\U0001f600 '] }}"),
+            "['a\\u200b\\x1b\\xa0\\x7f\\u3000\u00e9\\xad\\U000e0001\U0001f600 ']");
 }
 
 TEST_F(ChatTemplates, TakeCharactersAsPythonDoes) {

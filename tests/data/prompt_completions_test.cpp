@@ -72,6 +72,28 @@ TEST(PromptCompletions, HaveTargetsOnlyInTheAssistantsTurns) {
                "p.jsonl:1: the line has messages, but there is no");
 }
 
+/// Its 9 tokens are longer than a sample, and the last alone is learnt.
+class LateTemplate final : public ChatTemplate {
+ public:
+  std::string prompt(std::string_view /*object*/, const std::string& /*origin*/) const override {
+    return "";
+  }
+  ChatText conversation(std::string_view /*object*/, const std::string& /*origin*/) const override {
+    return {"abcdefghi", {{8, 9}}};
+  }
+};
+
+TEST(PromptCompletions, AreChatsCutAtTheirEndAlone) {
+  const PromptOptions chat{.truncate = true, .chat = std::make_shared<LateTemplate>()};
+  EXPECT_ERROR(SampleOf(R"({"messages": []})", chat), "p.jsonl:1: the prompt has 8 of 9 tokens",
+               "in a sequence of 6");
+}
+
+TEST(PromptCompletions, MayHaveMessagesThatAreNull) {
+  EXPECT_EQ(SampleOf(R"({"messages": null, "prompt": "ab", "completion": "cd"})").first,
+            (Tokens{'a', 'b', 'c', 'd', 0, 0}));
+}
+
 TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
   EXPECT_EQ(SampleOf(R"({"prompt": "bb", "completion": "bb"})").first,
             (Tokens{'b' + 256, 'b' + 256, 0, 0, 0, 0}));

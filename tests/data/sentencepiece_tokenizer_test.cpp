@@ -1,10 +1,16 @@
 #include "tessera/data/tokenizer.h"
 
+#include <c10/util/Flags.h>
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include "data/small_model.h"
+#include "tessera/data/stream_decoder.h"
 #include "testing/errors.h"
 #include "testing/files.h"
+
+// libc10's, beside the flag of which SentencePiece has another of the same name.
+C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 
 namespace tessera::data {
 namespace {
@@ -25,6 +31,18 @@ TEST(SentencePieceTokenizer, RefusesAModelWithAnEmptyPiece) {
   testing::WriteFile(folder / "tokenizer.model", SmallModel() + Piece("", -4, 1));
   EXPECT_ERROR(sentencepiece_tokenizer(folder / "tokenizer.model"),
                "tokenizer.model' is not a SentencePiece model");
+}
+
+/// Constructors of the library would write over it, so that an error of libtorch's ends the
+/// process.
+TEST(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
+  if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
+    GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";
+  }
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", SmallModel());
+  EXPECT_EQ(sentencepiece_tokenizer(folder / "tokenizer.model")->vocabulary(), 6);
+  EXPECT_FALSE(FLAGS_caffe2_use_fatal_for_enforce);
 }
 
 TEST(SentencePieceTokenizer, EncodesAndDecodes) {
@@ -69,6 +87,47 @@ TEST(SentencePieceTokenizer, BeginsATextWithoutASpace) {
   const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
   EXPECT_EQ(tokenizer->encode("c a</s>c"), (std::vector<std::int64_t>{5, 3, 2, 5}));
   EXPECT_EQ(tokenizer->encode(" a"), std::vector<std::int64_t>{3});
+}
+
+/// As SmallModel(), and a word's begin alone, whose id is 6.
+std::string ModelWithSpace() {
+  return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
+}
+
+TEST(SentencePieceTokenizer, DropsASpaceBeforeAllSpecialTokens) {
+  testing::TemporaryFolder folder;
+  // Its normalizer_spec has remove_extra_whitespaces: false.
+  testing::WriteFile(folder / "tokenizer.model",
+                     ModelWithSpace() + std::string("\x1a\x02\x20\x00", 4));
+  testing::WriteFile(folder / "tokenizer_config.json",
+                     R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
+                         "add_prefix_space": false, "pad_token": "<pad>"})");
+  const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
+  EXPECT_EQ(tokenizer->encode(" <pad>c"), (std::vector<std::int64_t>{7, 5}));
+  EXPECT_EQ(tokenizer->encode(" </s>c"), (std::vector<std::int64_t>{2, 5}));
+}
+
+TEST(SentencePieceTokenizer, GivesSpecialTokensNoText) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", ModelWithSpace());
+  testing::WriteFile(folder / "tokenizer_config.json",
+                     R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
+  const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
+  // The space of a word behind one stays.
+  EXPECT_EQ(tokenizer->decode({3, 7, 3, 2, 4, 5}), "a a bc");
+  EXPECT_EQ(tokenizer->decode({3, 0, 4}), "a b");
+  EXPECT_EQ(sentencepiece_tokenizer(folder / "tokenizer.model")->decode({0, 3, 0}), "a");
+}
+
+TEST(SentencePieceTokenizer, StreamsSpacesThatAreTokens) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", ModelWithSpace());
+  StreamDecoder decoder(sentencepiece_tokenizer(folder / "tokenizer.model"));
+  std::string text;
+  for (const std::int64_t token : {6, 5, 6, 5, 6, 0, 3}) {
+    text += decoder.push(token);
+  }
+  EXPECT_EQ(text + decoder.finish(), "c c  a");
 }
 
 TEST(SentencePieceTokenizer, RefusesATokenOutsideItsVocabulary) {

@@ -42,7 +42,8 @@ using ChatTemplatePtr = std::shared_ptr<const ChatTemplate>;
 /// one that is wrong.
 ChatTemplatePtr open_chat_template(const std::string& tokenizer);
 
-/// Whether a line of JSON Lines is an object with "messages". False for what is no JSON.
+/// Whether a line of JSON Lines is an object with "messages" that are not null. False for what is
+/// no JSON.
 bool has_messages(std::string_view line);
 
 }  // namespace tessera::data

@@ -20,6 +20,7 @@ struct PromptOptions {
   std::vector<std::int64_t> begin = {};  ///< tokens before each prompt
   std::vector<std::int64_t> end = {0};   ///< tokens behind each completion, at least one
   /// Cut samples that are too long at their end, and prompts that leave no room at their beginning.
+  /// Chats are cut at their end alone: one whose first turn to learn has no room is refused.
   bool truncate = false;
   ChatTemplatePtr chat = nullptr;  ///< for objects with "messages"
 };

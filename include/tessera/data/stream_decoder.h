@@ -27,7 +27,9 @@ class StreamDecoder {
   std::string finish();
 
  private:
+  bool has_own_text(std::int64_t token) const;
   bool has_text(std::int64_t token) const;
+  void shorten_window();
   /// What of the window's text has not been given, without so many bytes at its end.
   std::string give_all_but(std::size_t held, std::string_view text);
 

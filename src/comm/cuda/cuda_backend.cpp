@@ -5,8 +5,9 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
+#include <string>
 
+#include "tessera/core/detail/library_beside.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/cuda_presence.h"
 #include "tessera/version.h"
@@ -16,23 +17,16 @@ namespace {
 
 constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
-/// The path beside the library that holds this function, wherever that is installed.
-std::string library_path() {
-  Dl_info info{};
-  const bool found = dladdr(reinterpret_cast<const void*>(&library_path), &info) != 0;
-  return found ? (std::filesystem::path(info.dli_fname).parent_path() / kLibrary).string()
-               : kLibrary;
-}
-
 /// Throws an Error that says which of four things is missing: the library, a matching version of
 /// it, libtorch's knowledge of it, a GPU.
 const CudaBackend& load() {
+  const std::string path = detail::library_beside(reinterpret_cast<const void*>(&load), kLibrary);
   // Never unloaded: its kernels and operators stay registered.
-  void* const library = dlopen(library_path().c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   TESSERA_CHECK(library != nullptr, "device cuda: ", kLibrary, " cannot be loaded: ", dlerror(),
                 "; build Tessera where the CUDA toolkit and NCCL are installed, or use device cpu");
   const auto function = reinterpret_cast<CudaBackendFunction>(dlsym(library, kCudaBackendSymbol));
-  TESSERA_CHECK(function != nullptr, "device cuda: ", library_path(),
+  TESSERA_CHECK(function != nullptr, "device cuda: ", path,
                 " is of another version of Tessera; install both from one build");
   TESSERA_CHECK(detail::has_found_cuda(),
                 "device cuda: libtorch has been used without CUDA in this process before (by a "

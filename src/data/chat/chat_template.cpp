@@ -1,7 +1,10 @@
 #include "tessera/data/chat_template.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "chat/template.h"
 #include "tessera/core/error.h"
@@ -19,6 +22,34 @@ struct Chat {
   Json tools;
 };
 
+/// The whole numbers of more than 64 bits, which JSON's reader makes fractions of.
+std::vector<std::string_view> large_numbers(std::string_view json) {
+  std::vector<std::string_view> large;
+  bool in_text = false;
+  for (std::size_t at = 0; at < json.size(); ++at) {
+    if (in_text || json[at] == '"') {
+      in_text = in_text != (json[at] == '"');
+      at += json[at] == '\\' ? 1 : 0;
+      continue;
+    }
+    const std::string_view rest = json.substr(at);
+    const std::string_view number = rest.substr(0, rest.find_first_not_of("-+.eE0123456789"));
+    constexpr std::size_t kLeastDigits = 19;
+    if (number.size() >= kLeastDigits && number.find_first_of(".eE") == std::string::npos &&
+        Json::parse(number).is_number_float()) {
+      large.push_back(number);
+    }
+    at += number.empty() ? 0 : number.size() - 1;
+  }
+  return large;
+}
+
+bool holds(const Json& json, const Json& value) {
+  return json.is_structured()
+             ? std::ranges::any_of(json, [&](const Json& part) { return holds(part, value); })
+             : json == value;
+}
+
 Chat read_chat(std::string_view object, const std::string& origin) {
   Json json;
   try {
@@ -33,7 +64,12 @@ Chat read_chat(std::string_view object, const std::string& origin) {
     TESSERA_CHECK(message.is_object() && message.contains("role") && message["role"].is_string(),
                   origin, ": each of \"messages\" must be an object with a \"role\"");
   }
-  return {messages, json.value("tools", Json())};
+  const Json tools = json.value("tools", Json());
+  for (const std::string_view number : large_numbers(object)) {
+    TESSERA_CHECK(!holds(Json::array({messages, tools}), Json::parse(number)), origin,
+                  ": the number ", number, " has more than 64 bits; write it as a text");
+  }
+  return {messages, tools};
 }
 
 class JinjaChatTemplate final : public ChatTemplate {
@@ -86,6 +122,19 @@ class JinjaChatTemplate final : public ChatTemplate {
     }
   }
 
+  /// Up to what begins the assistant's next turn. Many templates look at the first message.
+  std::string text_before_turn(const Chat& chat, const std::string& origin) const {
+    try {
+      return rendered(chat, /*begins_turn=*/true, origin).text;
+    } catch (const Error&) {
+      TESSERA_CHECK(!chat.messages.empty(), origin,
+                    ": the first message is the assistant's, and the model's chat template writes "
+                    "no text without messages, so where the turn begins is not known; begin with a "
+                    "user's message, or use a template that marks turns by {% generation %}");
+      throw;
+    }
+  }
+
   /// A text may be that of fewer messages if all texts begin alike.
   std::vector<std::pair<std::size_t, std::size_t>> turns(const Chat& chat, const std::string& whole,
                                                          const std::string& origin) const {
@@ -96,7 +145,7 @@ class JinjaChatTemplate final : public ChatTemplate {
         some.messages.push_back(message);
         continue;
       }
-      const std::string before = rendered(some, /*begins_turn=*/true, origin).text;
+      const std::string before = text_before_turn(some, origin);
       some.messages.push_back(message);
       const std::string with = rendered(some, /*begins_turn=*/false, origin).text;
       TESSERA_CHECK(
@@ -133,7 +182,7 @@ bool has_messages(std::string_view line) {
     return false;
   }
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  return json.is_object() && json.contains("messages");
+  return json.is_object() && !json.value("messages", Json()).is_null();
 }
 
 }  // namespace tessera::data

@@ -3,12 +3,57 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 #include "chat/functions.h"
 #include "chat/state.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data::chat {
+namespace {
+
+/// true and false are 1 and 0.
+bool is_whole(const Value& value) {
+  return value.is_integer() || (value.is_json() && value.json().is_boolean());
+}
+
+/// Rounded down, as Python does. `y`: neither 0 nor -1.
+std::int64_t quotient(std::int64_t x, std::int64_t y) {
+  return x / y - (x % y != 0 && (x < 0) != (y < 0) ? 1 : 0);
+}
+
+/// Nothing for what is too large.
+std::optional<std::int64_t> power(std::int64_t base, std::int64_t exponent) {
+  std::int64_t result = 1;
+  for (; exponent > 0; exponent /= 2) {
+    const bool too_large = (exponent % 2 == 1 && __builtin_mul_overflow(result, base, &result)) ||
+                           (exponent > 1 && __builtin_mul_overflow(base, base, &base));
+    if (too_large) {
+      return std::nullopt;
+    }
+  }
+  return result;
+}
+
+/// Nothing for what is too large. `y`: not 0 where it divides, and not negative as an exponent.
+std::optional<std::int64_t> computed(const std::string& sign, std::int64_t x, std::int64_t y) {
+  if (sign == "**") {
+    return power(x, y);
+  }
+  if (sign == "%") {
+    return y == -1 ? 0 : x - y * quotient(x, y);
+  }
+  if (sign == "//" && y != -1) {
+    return quotient(x, y);
+  }
+  std::int64_t result = 0;
+  const bool too_large = sign == "+"   ? __builtin_add_overflow(x, y, &result)
+                         : sign == "-" ? __builtin_sub_overflow(x, y, &result)
+                                       : __builtin_mul_overflow(x, y, &result);
+  return too_large ? std::nullopt : std::optional(result);
+}
+
+}  // namespace
 
 Value arithmetic(const std::string& sign, const Value& a, const Value& b) {
   if (sign == "+" && a.is_text() && b.is_text()) {
@@ -31,6 +76,12 @@ Value arithmetic(const std::string& sign, const Value& a, const Value& b) {
   const double y = b.number();
   const bool divides = sign == "/" || sign == "//" || sign == "%";
   TESSERA_CHECK(!divides || y != 0, "a division by 0");
+  if (is_whole(a) && is_whole(b) && sign != "/" && (sign != "**" || y >= 0)) {
+    const auto result = computed(sign, a.integer(), b.integer());
+    TESSERA_CHECK(result, a.shown(), " ", sign, " ", b.shown(),
+                  " has more than 63 bits; compute with smaller numbers");
+    return Json(*result);
+  }
   const double result = sign == "+"    ? x + y
                         : sign == "-"  ? x - y
                         : sign == "*"  ? x * y
@@ -38,11 +89,9 @@ Value arithmetic(const std::string& sign, const Value& a, const Value& b) {
                         : sign == "//" ? std::floor(x / y)
                         : sign == "%"  ? x - y * std::floor(x / y)
                                        : std::pow(x, y);
-  // Numbers in templates are far below 2^53.
-  const bool is_fraction = sign == "/" || (sign == "**" && y < 0);
-  const bool is_whole =
-      a.is_integer() && b.is_integer() && !is_fraction && std::abs(result) < 0x1p53;
-  return is_whole ? Json(static_cast<std::int64_t>(result)) : Json(result);
+  TESSERA_CHECK(std::isfinite(result), a.shown(), " ", sign, " ", b.shown(),
+                " is no finite number; compute with smaller ones");
+  return Json(result);
 }
 
 bool compared(const std::string& sign, const Value& a, const Value& b) {

@@ -1,9 +1,16 @@
 #include "chat/value.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
 #include <iterator>
+#include <limits>
+#include <utility>
 
 #include "tessera/core/error.h"
+#include "unicode/properties.h"
 #include "unicode/utf8.h"
 
 namespace tessera::data::chat {
@@ -28,20 +35,61 @@ bool are_equal(const Json& a, const Json& b) {
   return a.size() == b.size() && std::ranges::all_of(items, is_in_b);
 }
 
+/// As Python's str.isprintable() has it.
+bool is_printable(char32_t code) {
+  static const CodeSet hidden = [] {
+    CodeSet all;
+    for (const char* category : {"cc", "cf", "cn", "co", "separator"}) {
+      all.add(unicode_property(category).value());
+    }
+    return all;
+  }();
+  return code == ' ' || !hidden.contains(code);
+}
+
+/// "\x1b", "\u200b", "\U000e0001".
+std::string escaped(char32_t code) {
+  const auto [kind, digits] = code <= 0xff     ? std::pair('x', 2)
+                              : code <= 0xffff ? std::pair('u', 4)
+                                               : std::pair('U', 8);
+  std::array<char, 12> text{};
+  std::snprintf(text.data(), text.size(), "\\%c%0*x", kind, digits, static_cast<unsigned>(code));
+  return text.data();
+}
+
+/// As Python's repr(): all digits unless the number is very large or small.
+std::string number_text(double number) {
+  constexpr double kLeast = 1e-4;
+  constexpr double kMost = 1e16;
+  const double size = std::abs(number);
+  const bool is_plain = size == 0 || (size >= kLeast && size < kMost);
+  std::array<char, 32> text{};
+  const auto end =
+      std::to_chars(text.data(), text.data() + text.size(), number,
+                    is_plain ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string out(text.data(), end.ptr);
+  return is_plain && out.find('.') == std::string::npos ? out + ".0" : out;
+}
+
+std::string plain(const Json& json, bool ascii) {
+  return json.is_number_float() ? number_text(json.get<double>()) : json.dump(-1, ' ', ascii);
+}
+
 std::string quoted(const std::string& text) {
   const char quote =
       text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
   std::string out(1, quote);
-  for (const char c : text) {
-    if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (c == '\r') {
-      out += "\\r";
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view character = rest.substr(0, first_character(rest).bytes);
+    rest.remove_prefix(character.size());
+    const char first = character[0];
+    if (const auto known = std::string_view("\n\t\r").find(first); known != std::string::npos) {
+      out += std::string("\\") + "ntr"[known];
+    } else if (const char32_t code = code_point(character); !is_printable(code)) {
+      out += escaped(code);
     } else {
-      out += c == quote || c == '\\' ? "\\" : "";
-      out += c;
+      out += first == quote || first == '\\' ? "\\" : "";
+      out += character;
     }
   }
   return out + quote;
@@ -98,6 +146,9 @@ const std::string& Value::text() const {
 std::int64_t Value::integer() const {
   TESSERA_CHECK(json_ && (is_integer() || json_->is_boolean()),
                 "a whole number is needed, but it is ", kind());
+  TESSERA_CHECK(!json_->is_number_unsigned() ||
+                    json_->get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max(),
+                "a whole number of up to 63 bits is needed, but it is ", *json_);
   return json_->is_boolean() ? (json_->get<bool>() ? 1 : 0) : json_->get<std::int64_t>();
 }
 
@@ -212,7 +263,7 @@ std::string represented(const Json& json) {
     return quoted(json.get<std::string>());
   }
   if (!json.is_structured()) {
-    return json.dump();
+    return plain(json, /*ascii=*/false);
   }
   std::string out;
   for (const auto& [key, value] : json.items()) {
@@ -223,9 +274,8 @@ std::string represented(const Json& json) {
 }
 
 std::string dumped(const Json& json, const DumpStyle& style, int depth) {
-  const auto plain = [&](const Json& value) { return value.dump(-1, ' ', style.ascii); };
   if (!json.is_structured() || json.empty()) {
-    return plain(json);
+    return plain(json, style.ascii);
   }
   const auto line = [&](int level) {
     return style.indent < 0
@@ -242,7 +292,8 @@ std::string dumped(const Json& json, const DumpStyle& style, int depth) {
   std::string out;
   for (const auto& [key, value] : entries) {
     out += (out.empty() ? "" : style.comma) + line(depth + 1) +
-           (json.is_object() ? plain(key) + style.colon : "") + dumped(*value, style, depth + 1);
+           (json.is_object() ? plain(key, style.ascii) + style.colon : "") +
+           dumped(*value, style, depth + 1);
   }
   out += line(depth);
   return json.is_object() ? "{" + out + "}" : "[" + out + "]";

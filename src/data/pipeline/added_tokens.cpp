@@ -86,6 +86,10 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
           std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
       end = space_end;
     }
+    // A token of white space that another has taken is gone too.
+    if (begin >= end) {
+      continue;
+    }
     give_to(begin);
     on_token(token->id);
     given = end;

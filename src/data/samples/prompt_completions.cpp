@@ -142,17 +142,17 @@ class PromptCompletions final : public SampleSource {
     TESSERA_CHECK(options_.truncate || size <= room, origin, ": the sample has ", size,
                   " tokens, but a sequence and its last target have ", room,
                   "; take longer sequences, or cut samples");
-    sample.tokens.resize(std::min(size, room));
-    sample.learnt.resize(sample.tokens.size());
     // Without anything before it a token can't be a target.
     if (!sample.learnt.empty()) {
       sample.learnt[0] = false;
     }
     const auto first = std::find(sample.learnt.begin(), sample.learnt.end(), true);
-    TESSERA_CHECK(first != sample.learnt.end(), origin, ": the prompt has ",
-                  first - sample.learnt.begin(), " of ", size,
+    const auto prompt = static_cast<std::size_t>(first - sample.learnt.begin());
+    TESSERA_CHECK(prompt < std::min(size, room), origin, ": the prompt has ", prompt, " of ", size,
                   " tokens, which leaves none to learn in a sequence of ", sequence_,
                   "; take longer sequences, or leave the line out");
+    sample.tokens.resize(std::min(size, room));
+    sample.learnt.resize(sample.tokens.size());
     begins_.push_back(tokens_.size());
     tokens_.insert(tokens_.end(), sample.tokens.begin(), sample.tokens.end());
     learnt_.insert(learnt_.end(), sample.learnt.begin(), sample.learnt.end());

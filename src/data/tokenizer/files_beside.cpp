@@ -171,7 +171,7 @@ void read_ends(const JsonField& root, FilesBeside& files) {
     files.end = files.end.value_or("</s>");
   }
   files.legacy = root.at("legacy").flag_or(true);
-  files.prefix = root.at("add_prefix_space").flag_or(true);
+  files.prefix = flag(root, "add_prefix_space");
   for (const char* key : kSpecialKeys) {
     if (const auto text = text_of(root, key)) {
       files.special.emplace(key, *text);

@@ -29,7 +29,9 @@ struct FilesBeside {
   std::optional<bool> adds_end;
   bool decides_ends = true;  ///< adds_begin and adds_end win over what the tokenizer's file says
   bool legacy = true;        ///< for SentencePiece: each part between special tokens gets a space
-  bool prefix = true;        ///< for SentencePiece, where not legacy: a text begins with a space
+  /// add_prefix_space: a text begins with a space. SentencePiece does unless it is false and not
+  /// legacy.
+  std::optional<bool> prefix;
   std::map<std::string, std::string> special;  ///< texts by key: "bos_token"
   std::optional<std::string> chat_template;
   std::optional<std::string> tool_template;  ///< for chats that have tools, where it is another

@@ -1,15 +1,10 @@
-// SentencePiece models, where the library was found (TESSERA_SENTENCEPIECE, set in CMakeLists.txt
-// for this file alone). Without it the same function says what to install.
-
-#ifdef TESSERA_SENTENCEPIECE
-#include <sentencepiece_processor.h>
-#endif
+// SentencePiece models, with transformers' special tokens and spaces around the library's pieces.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -18,6 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "tokenizer/files_beside.h"
+#include "tokenizer/piece_model.h"
 #include "unicode/utf8.h"
 
 namespace tessera::data {
@@ -26,10 +22,7 @@ TokenizerPtr sentencepiece_tokenizer(const std::string& path) {
   return sentencepiece_tokenizer(path, {});
 }
 
-#ifdef TESSERA_SENTENCEPIECE
 namespace {
-
-using sentencepiece::SentencePieceProcessor;
 
 /// Ten times the largest that are known.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
@@ -39,16 +32,6 @@ constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
 constexpr std::string_view kSpace = "\xe2\x96\x81";
-
-/// The library's error for a model: from its status or, for some faults, from an exception.
-std::string load(SentencePieceProcessor& processor, const std::string& model) {
-  try {
-    const auto status = processor.LoadFromSerializedProto(model);
-    return status.ok() ? "" : printable(status.ToString());
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
 
 // -1 says that a model has no such token.
 std::vector<std::int64_t> present(int id) {
@@ -61,23 +44,24 @@ class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
       : begins_texts_(beside.adds_begin) {
-    std::string model =
+    const std::string model =
         files::read_file(path, "a SentencePiece model (tokenizer.model)", kMaxModelBytes);
-    const std::string fault = load(processor_, model);
-    TESSERA_CHECK(fault.empty(), "'", path, "' is not a SentencePiece model (", fault,
-                  "): give a tokenizer.model");
-    model += kNoPrefix;
-    TESSERA_CHECK(load(within_, model).empty(), "'", path,
+    std::string fault;
+    model_ = load_piece_model(model, fault);
+    TESSERA_CHECK(model_ != nullptr, "'", path, "' is not a SentencePiece model (",
+                  printable(fault), "): give a tokenizer.model");
+    within_ = load_piece_model(model + std::string(kNoPrefix), fault);
+    TESSERA_CHECK(within_ != nullptr, "'", path,
                   "' can't be read without its prefix; give another tokenizer.model");
     legacy_ = beside.legacy;
-    prefix_ = legacy_ || beside.prefix;
+    prefix_ = legacy_ || beside.prefix.value_or(true);
     add_tokens(beside);
-    begin_ = beside.begin ? std::vector{id_of(*beside.begin)} : present(processor_.bos_id());
-    end_ = beside.end ? std::vector{id_of(*beside.end)} : present(processor_.eos_id());
+    begin_ = beside.begin ? std::vector{id_of(*beside.begin)} : present(model_->id_of_begin());
+    end_ = beside.end ? std::vector{id_of(*beside.end)} : present(model_->id_of_end());
   }
 
   std::int64_t vocabulary() const override {
-    return processor_.GetPieceSize() + static_cast<std::int64_t>(behind_.size());
+    return model_->size() + static_cast<std::int64_t>(behind_.size());
   }
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
@@ -88,7 +72,7 @@ class SentencePieceTokenizer final : public Tokenizer {
         replace_invalid_utf8(text, valid),
         [&](std::string_view part, bool first) {
           const std::vector<int> ids =
-              (first && prefix_) || legacy_ ? pieces_of(processor_, part) : pieces_within(part);
+              (first && prefix_) || legacy_ ? pieces_of(*model_, part) : pieces_within(part);
           all.insert(all.end(), ids.begin(), ids.end());
         },
         [&](TokenId id) {
@@ -108,12 +92,16 @@ class SentencePieceTokenizer final : public Tokenizer {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
                     ": decode with the tokenizer that made it");
-      if (token < processor_.GetPieceSize()) {
+      // Special tokens don't part what is around them.
+      if (special_.contains(token)) {
+        continue;
+      }
+      if (token < model_->size()) {
         pieces.push_back(static_cast<int>(token));
         continue;
       }
       decode_pieces(std::exchange(pieces, {}), text);
-      text += behind_[static_cast<std::size_t>(token - processor_.GetPieceSize())];
+      text += behind_[static_cast<std::size_t>(token - model_->size())];
     }
     decode_pieces(pieces, text);
     return text;
@@ -127,9 +115,9 @@ class SentencePieceTokenizer final : public Tokenizer {
   /// Those of the model itself, and those that the files beside it name.
   void add_tokens(const FilesBeside& beside) {
     std::vector<AddedToken> tokens;
-    for (const int id : {processor_.unk_id(), processor_.bos_id(), processor_.eos_id()}) {
+    for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
       if (id >= 0) {
-        tokens.push_back({.content = processor_.IdToPiece(id), .id = static_cast<TokenId>(id)});
+        tokens.push_back({.content = model_->piece(id), .id = static_cast<TokenId>(id)});
         ids_[tokens.back().content] = id;
         special_.insert(id);
       }
@@ -142,7 +130,10 @@ class SentencePieceTokenizer final : public Tokenizer {
                     printable(content), "' the id ", named.id.value_or(0), ", but it is ", id,
                     ": make them agree");
       if (id == vocabulary()) {
-        behind_.push_back(named.token.special ? "" : content);
+        behind_.push_back(content);
+      }
+      if (named.token.special) {
+        special_.insert(id);
       }
       if (!is_known && !content.empty()) {
         ids_[content] = id;
@@ -154,7 +145,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   bool is_space(std::int64_t id) const {
-    return id < processor_.GetPieceSize() && processor_.IdToPiece(static_cast<int>(id)) == kSpace;
+    return id < model_->size() && model_->piece(static_cast<int>(id)) == kSpace;
   }
 
   /// The id of a token's text, which may be new: then the next.
@@ -162,16 +153,14 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;
     }
-    const int id = processor_.PieceToId(content);
-    return processor_.IdToPiece(id) == content ? id : vocabulary();
+    const int id = model_->id(content);
+    return model_->piece(id) == content ? id : vocabulary();
   }
 
-  static std::vector<int> pieces_of(const SentencePieceProcessor& processor,
-                                    std::string_view text) {
+  static std::vector<int> pieces_of(const PieceModel& model, std::string_view text) {
     std::vector<int> ids;
-    const auto status = processor.Encode(text, &ids);
-    TESSERA_CHECK(status.ok(),
-                  "SentencePiece cannot encode the text: ", printable(status.ToString()));
+    const std::string fault = model.encode(text, ids);
+    TESSERA_CHECK(fault.empty(), "SentencePiece cannot encode the text: ", printable(fault));
     return ids;
   }
 
@@ -179,30 +168,29 @@ class SentencePieceTokenizer final : public Tokenizer {
   /// keeps it by a token before it, whose own pieces are left out.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpace)) {
-      return pieces_of(within_, part);
+      return pieces_of(*within_, part);
     }
-    const std::string unknown = processor_.IdToPiece(processor_.unk_id());
-    const auto length = pieces_of(within_, unknown).size();
-    std::vector<int> ids = pieces_of(within_, unknown + std::string(part));
+    const std::string unknown = model_->piece(model_->id_of_unknown());
+    const auto length = pieces_of(*within_, unknown).size();
+    std::vector<int> ids = pieces_of(*within_, unknown + std::string(part));
     ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(std::min(length, ids.size())));
     return ids;
   }
 
   void decode_pieces(const std::vector<int>& pieces, std::string& text) const {
     std::string some;
-    const auto status =
-        ((prefix_ && text.empty()) || legacy_ ? processor_ : within_).Decode(pieces, &some);
-    TESSERA_CHECK(status.ok(),
-                  "SentencePiece cannot decode the tokens: ", printable(status.ToString()));
+    const PieceModel& model = (prefix_ && text.empty()) || legacy_ ? *model_ : *within_;
+    const std::string fault = model.decode(pieces, some);
+    TESSERA_CHECK(fault.empty(), "SentencePiece cannot decode the tokens: ", printable(fault));
     text += some;
   }
 
-  SentencePieceProcessor processor_;
-  SentencePieceProcessor within_;  ///< which begins no text with a space
-  bool legacy_ = true;             ///< each part of a text between special tokens gets one
-  bool prefix_ = true;             ///< the first part gets one
+  std::unique_ptr<PieceModel> model_;
+  std::unique_ptr<PieceModel> within_;  ///< which begins no text with a space
+  bool legacy_ = true;                  ///< each part of a text between special tokens gets one
+  bool prefix_ = true;                  ///< the first part gets one
   AddedTokens added_;
-  std::set<std::int64_t> special_;           ///< the model's own
+  std::set<std::int64_t> special_;           ///< without a text
   std::map<std::string, std::int64_t> ids_;  ///< of the tokens in added_
   std::vector<std::string> behind_;          ///< texts of those behind the model's own
   std::vector<std::int64_t> begin_, end_;
@@ -214,12 +202,5 @@ class SentencePieceTokenizer final : public Tokenizer {
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside) {
   return std::make_shared<SentencePieceTokenizer>(path, beside);
 }
-
-#else
-TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& /*beside*/) {
-  fail("cannot read the tokenizer '", path,
-       "': Tessera was built without SentencePiece: install libsentencepiece-dev and build again");
-}
-#endif
 
 }  // namespace tessera::data

@@ -1,7 +1,9 @@
 #include "tessera/data/stream_decoder.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "unicode/utf8.h"
 
@@ -32,11 +34,14 @@ std::size_t unfinished_suffix(std::string_view text) {
 
 StreamDecoder::StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before)
     : tokenizer_(std::move(tokenizer)) {
-  for (std::size_t i = before.size(); i > 0 && window_.size() < kContext; --i) {
-    if (has_text(before[i - 1])) {
-      window_.insert(window_.begin(), before[i - 1]);
-    }
+  std::size_t first = before.size();
+  for (std::size_t found = 0; first > 0 && found < kContext;) {
+    found += has_own_text(before[--first]) ? 1 : 0;
   }
+  for (; first < before.size(); ++first) {
+    push(before[first]);
+  }
+  // Bytes of a character that is not complete have been shown too.
   given_ = tokenizer_->decode(window_).size();
 }
 
@@ -55,9 +60,19 @@ std::string StreamDecoder::finish() {
 
 /// A model's vocabulary may be padded beyond the tokenizer's: transformers decodes these to
 /// nothing.
-bool StreamDecoder::has_text(std::int64_t token) const {
+bool StreamDecoder::has_own_text(std::int64_t token) const {
   // Twice, as some decoders take the space at the beginning.
   return token < tokenizer_->vocabulary() && !tokenizer_->decode({token, token}).empty();
+}
+
+/// A space alone has its text only behind others, where a decoder takes all space at the beginning.
+bool StreamDecoder::has_text(std::int64_t token) const {
+  if (has_own_text(token) || token >= tokenizer_->vocabulary()) {
+    return token < tokenizer_->vocabulary();
+  }
+  std::vector<std::int64_t> with = window_;
+  with.push_back(token);
+  return tokenizer_->decode(with) != tokenizer_->decode(window_);
 }
 
 std::string StreamDecoder::give_all_but(std::size_t held, std::string_view text) {
@@ -65,10 +80,22 @@ std::string StreamDecoder::give_all_but(std::size_t held, std::string_view text)
   std::string piece(text.substr(std::min(given_, text.size())));
   given_ = std::max(given_, text.size());
   if (window_.size() > 2 * kContext) {
-    window_.erase(window_.begin(), window_.end() - kContext);
+    shorten_window();
     given_ = tokenizer_->decode(window_).size() - held;
   }
   return piece;
+}
+
+void StreamDecoder::shorten_window() {
+  const auto end_of_old = window_.end() - kContext;
+  std::vector<std::int64_t> window(end_of_old, window_.end());
+  // Spaces alone need a text before them.
+  if (tokenizer_->decode(window).empty()) {
+    const auto text = std::find_if(std::reverse_iterator(end_of_old), window_.rend(),
+                                   [&](std::int64_t token) { return has_own_text(token); });
+    window.insert(window.begin(), text, text == window_.rend() ? text : text + 1);
+  }
+  window_ = std::move(window);
 }
 
 }  // namespace tessera::data

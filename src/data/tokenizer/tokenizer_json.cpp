@@ -173,6 +173,20 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
+/// transformers gives a ByteLevel that stands alone the flag that is beside the tokenizer; of a
+/// class that is not Llama's false where there is none.
+void check_prefix(const JsonField& step, const FilesBeside& beside) {
+  if (step.is_null() || step.type() != "ByteLevel") {
+    return;
+  }
+  const bool own = step.at("add_prefix_space").flag_or(true);
+  const bool other = beside.prefix.value_or(own && beside.decides_ends);
+  TESSERA_CHECK(own == other, "\"add_prefix_space\" of the pre_tokenizer is ",
+                own ? "true" : "false", ", but tokenizer_config.json beside it ",
+                beside.prefix ? "has " : "has none, which transformers takes for ",
+                other ? "true" : "false", ": make them agree");
+}
+
 }  // namespace
 
 TokenizerPtr hugging_face_tokenizer(const std::string& path) {
@@ -187,6 +201,7 @@ TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside) 
     const nlohmann::json root =
         tessera::detail::parse_strict_json(std::string_view(text).substr(begin), kTokenizerLimits);
     BpeTokenizerParts parts = read_parts(JsonField(root, ""));
+    check_prefix(JsonField(root, "").at("pre_tokenizer"), beside);
     join_files_beside(parts, beside);
     return std::make_shared<BpeTokenizer>(std::move(parts));
   } catch (const Error& error) {

@@ -71,6 +71,29 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheTemplateForOtherClasses) {
                "the post_processor of tokenizer.json adds no token there");
 }
 
+TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
+  json tokenizer = testing::ByteLevelJson();
+  const auto write = [&](bool adds) {
+    tokenizer["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", adds}};
+    WriteTokenizer(tokenizer);
+  };
+  const json gpt2 = {{"tokenizer_class", "GPT2Tokenizer"}};
+  write(true);
+  EXPECT_EQ(OpenWith(json::object())->encode("a"), (Ids{3, 0}));
+  EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{3, 0}));
+  EXPECT_ERROR(OpenWith({{"add_prefix_space", false}}),
+               "\"add_prefix_space\" of the pre_tokenizer is true, but tokenizer_config.json",
+               "has false: make them agree");
+  EXPECT_ERROR(OpenWith(gpt2), "has none, which transformers takes for false: make them agree");
+  write(false);
+  EXPECT_EQ(OpenWith(gpt2)->encode("a"), (Ids{0}));
+  EXPECT_ERROR(OpenWith({{"add_prefix_space", true}}), "pre_tokenizer is false, but",
+               "has true: make them agree");
+  // A step among others keeps its own.
+  WriteTokenizer(testing::ByteLevelJson());
+  EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{0}));
+}
+
 TEST_F(FilesBesideJson, AddTokens) {
   const json config = {{"added_tokens_decoder",
                         {{"8", {{"content", "<t>"}, {"special", true}, {"rstrip", true}}},

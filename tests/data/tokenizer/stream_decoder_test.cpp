@@ -42,6 +42,24 @@ class ReplacingBytes final : public Tokenizer {
   TokenizerPtr bytes_ = byte_tokenizer();
 };
 
+/// Bytes without the spaces that they begin with, as SentencePiece's models often decode; "#" is a
+/// special token.
+class StrippingBytes final : public Tokenizer {
+ public:
+  std::int64_t vocabulary() const override { return bytes_->vocabulary(); }
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    return bytes_->encode(text);
+  }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    std::string text = bytes_->decode(tokens);
+    std::erase(text, '#');
+    return text.substr(std::min(text.find_first_not_of(' '), text.size()));
+  }
+
+ private:
+  TokenizerPtr bytes_ = byte_tokenizer();
+};
+
 TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
   const auto bytes = byte_tokenizer();
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("a\u00e9\U0001f600")),
@@ -96,6 +114,24 @@ TEST(StreamDecoder, KeepsTheSpaceBeforeAWordThatContinuesAText) {
   const std::int64_t word = 260;  // "▁a"
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer), {word, word}), (Pieces{"a", " a", ""}));
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
+}
+
+TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
+  const auto tokenizer = std::make_shared<StrippingBytes>();
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer), tokenizer->encode(" a # b")),
+            (Pieces{"", "a", " ", "", " ", "b", ""}));
+  const std::string gap(30, ' ');  // more than it remembers
+  const auto joined = [&](const std::string& before, const std::string& text) {
+    std::string all;
+    for (const std::string& piece :
+         Pushed(StreamDecoder(tokenizer, tokenizer->encode(before)), tokenizer->encode(text))) {
+      all += piece;
+    }
+    return all;
+  };
+  EXPECT_EQ(joined("", "a" + gap + "b" + gap), "a" + gap + "b" + gap);
+  EXPECT_EQ(joined("a" + gap, gap + "b"), gap + "b");
+  EXPECT_EQ(joined(gap, gap + "b"), "b");
 }
 
 TEST(StreamDecoder, JoinsToTheTextOfAllTokens) {

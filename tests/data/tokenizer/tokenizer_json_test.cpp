@@ -85,6 +85,18 @@ TEST(HuggingFaceTokenizer, TakesTheLongestAddedTokenAndWhiteSpaceBesideIt) {
   EXPECT_EQ(Open(json)->encode("cac ac"), (Ids{2, 0, 2, 3, 8}));
 }
 
+TEST(HuggingFaceTokenizer, TakesWhiteSpaceBesideAddedTokensOnce) {
+  Json json = ByteLevelJson();
+  json["added_tokens"].push_back(Added(8, "<r>", "rstrip"));
+  json["added_tokens"].push_back(Added(9, "\n", "lstrip"));
+  json["added_tokens"].back()["rstrip"] = true;
+  EXPECT_EQ(Open(json)->encode("a<r> \n b\n"), (Ids{0, 8, 1, 9}));
+  EXPECT_EQ(Open(json)->encode("a\n \n\n<r>\na"), (Ids{0, 9, 8, 0}));
+  // A token that takes no space keeps its own.
+  json["added_tokens"].back() = Added(9, "\n", "single_word");
+  EXPECT_EQ(Open(json)->encode("a<r>\n"), (Ids{0, 8, 9}));
+}
+
 TEST(HuggingFaceTokenizer, EnclosedLettersAreOfWords) {
   Json json = ByteFallbackJson();
   json["added_tokens"].push_back(Added(262, "ab", "single_word"));

@@ -35,7 +35,7 @@ class Chat(programs.WithSharedFolder):
         lines = self.shared / "lines.jsonl"
         lines.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
         done = programs.succeed([programs.BIN / "token_ids", "--chat", self.shared, lines])
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        return [json.loads(line) for line in done.stdout.rstrip("\n").split("\n")]
 
     def chats_of(self, name):
         chats = [{"messages": TURNS}, {"messages": TURNS[:3]}]
@@ -56,6 +56,18 @@ class Chat(programs.WithSharedFolder):
                         chat["messages"], tools=chat.get("tools"), tokenize=False, **options)
                     self.assertEqual(got["text"], render())
                     self.assertEqual(got["prompt"], render(add_generation_prompt=True))
+
+    def test_values_are_written_as_by_transformers(self):
+        numbers = [0, -1, 2**53 + 1, 2**63 - 1, -2**63, 2**64 - 1, 0.0, 1e-4, 1e-5, 1 / 3, 1e15, 123456789012345.6, 1e16, 1e300]
+        text = "'\"" + "".join(map(chr, range(0x300))) + "\u200b\u2028\u3000\ufeff\ue000\U000e0001\U0001f600"
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "numbers": numbers,
+                                                       "texts": [text, text.replace('"', "")]}]
+        for expression in "m", "m | tojson", "m.numbers[3] - 1", "m.numbers[2] // 2", "m.numbers[2] % 10", "m.numbers[10] * 10":
+            with self.subTest(expression):
+                theirs = self.with_template("{% for m in messages %}{{ m.role }}{% generation %}{{ m.content }}"
+                                            "{% endgeneration %}{% endfor %}{% set m = messages[-1] %}{{ " + expression + " }}")
+                got, = self.render([{"messages": messages}])
+                self.assertEqual(got["text"], theirs.apply_chat_template(messages, tokenize=False))
 
     def test_the_loss_is_of_the_assistants_turns(self):
         for name, says in (("chatml", "8 <b>&amp;\n\nthat is<|im_end|>\n"), ("llama2", " 8 <b>&amp;\n\nthat is </s>"),

@@ -81,6 +81,25 @@ class TrainedHere(Comparison):
         self.compare_kind("behind_bytes")
 
 
+class SentencePiece(Comparison):
+    """Models with the options that the trainer takes by itself, which drop the spaces before a text."""
+    sizes = 40_000, 20_000, 5_000
+
+    def test_special_tokens_have_no_text(self):
+        import sentencepiece
+        import transformers
+        learnt = kinds.multilingual(60_000, seed=1) + kinds.code(programs.ROOT / "docs", 60_000)
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(learnt.splitlines()), model_prefix=str(self.shared / "tokenizer"), vocab_size=1500,
+            split_digits=True, hard_vocab_limit=False, minloglevel=2)
+        (self.shared / "tokenizer_config.json").write_text(json.dumps({
+            "tokenizer_class": "LlamaTokenizer", "add_bos_token": False, "bos_token": "<s>", "eos_token": "</s>",
+            "unk_token": "<unk>", "additional_special_tokens": ["<|eot|>"]}))
+        theirs = transformers.LlamaTokenizer.from_pretrained(str(self.shared))
+        self.compare(self.shared / "tokenizer.model", theirs.encode,
+                     lambda ids: theirs.decode(ids, skip_special_tokens=True, spaces_between_special_tokens=False))
+
+
 class OfModels(Comparison):
     """The files that are published, beside the package that each is made for."""
     sizes = 200_000, 100_000, 50_000
