@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -80,12 +81,19 @@ const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector
   return slot.get();
 }
 
-/// One name means one list of dimensions for all slices of a root.
+/// One name means one list of dimensions for all slices of a root. Those that were flattened before
+/// count as what they were made of, so that one name may be reached over several ways.
 void DeviceMesh::Family::remember_flattened(const Impl* root, const std::string& name,
                                             const std::vector<std::string>& dims) {
   const std::lock_guard lock(mutex_);
-  const auto [known, added] = flattened_.emplace(std::pair(root, name), dims);
-  TESSERA_CHECK(added || known->second == dims, "flatten: the name '", name,
+  std::vector<std::string> all;
+  for (const std::string& dim : dims) {
+    const auto inner = flattened_.find({root, dim});
+    std::ranges::copy(inner == flattened_.end() ? std::vector{dim} : inner->second,
+                      std::back_inserter(all));
+  }
+  const auto [known, added] = flattened_.emplace(std::pair(root, name), all);
+  TESSERA_CHECK(added || known->second == all, "flatten: the name '", name,
                 "' already stands for the dimensions ",
                 fmt::format("{}", fmt::join(known->second, ", ")), "; choose another name");
 }

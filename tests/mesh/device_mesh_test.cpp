@@ -106,6 +106,17 @@ TEST(DeviceMesh, SlicesAFlatteningBesideADimension) {
   EXPECT_EQ(both["data"].ranks(), (std::vector<int>{0, 2, 4, 6}));
 }
 
+TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
+  const DeviceMesh mesh = fake_mesh(6, {2, 2, 2, 2}, {"replicate", "dp", "cp", "tp"});
+  mesh[{"dp", "cp"}].flatten();
+  const DeviceMesh all = mesh[{"replicate", "dp_cp"}].flatten();
+  EXPECT_EQ(all, (mesh[{"replicate", "dp", "cp"}].flatten()));
+  EXPECT_EQ(mesh["replicate_dp_cp"], all);
+  EXPECT_EQ(mesh.size("replicate_dp_cp"), 8);
+  EXPECT_ERROR((mesh[{"dp_cp", "tp"}].flatten("replicate_dp_cp")),
+               "already stands for the dimensions replicate, dp, cp; choose another name");
+}
+
 TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const DeviceMesh flat = mesh.flatten("dt");

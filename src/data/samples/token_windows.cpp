@@ -46,7 +46,7 @@ class TokenWindows final : public SampleSource {
 
   std::string description() const override {
     return std::to_string(tokens_->size()) + " tokens, which is " + std::to_string(size()) +
-           " samples of " + std::to_string(sequence_) + " tokens";
+           (size() == 1 ? " sample of " : " samples of ") + std::to_string(sequence_) + " tokens";
   }
 
  private:

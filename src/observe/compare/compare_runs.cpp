@@ -250,9 +250,12 @@ void ComparedRun::take(Kind kind, const std::string& name, const at::Tensor& ten
     // The gradient of the mean over all samples; the rank's own loss is one part of it.
     own = own.div(grid_.batches);
   }
-  const RankParts parts = gather_parts(own, mesh_, grid_, is_of_batch(kind));
+  RankParts parts = gather_parts(own, mesh_, grid_, is_of_batch(kind));
   if (recording_ == nullptr) {
     return;
+  }
+  if (tessera::is_distributed(tensor)) {
+    parts.shard = local_tensor(tensor).sizes().vec();
   }
   const std::string full_name = step_prefix(step_) + name;
   if (recording_->complete()) {
@@ -272,7 +275,9 @@ void ComparedRun::compare(Kind kind, const std::string& name, const RankParts& p
   double& magnitude = magnitudes_[kind];
   magnitude = std::max(magnitude, largest_of(recorded->parts.tensors.front()));
   ++compared_;
-  const auto found = difference(parts, recorded->parts, {options_.tolerance, magnitude});
+  // Each rank's queries give their copy of a head a term of the head's gradient.
+  const Copies copies = kind == Kind::kOutputGradient ? Copies::kTerms : Copies::kEqual;
+  const auto found = difference(parts, recorded->parts, {options_.tolerance, magnitude}, copies);
   if (found && different_++ == 0) {
     say(fmt::format("{} is the first that differs: {}; here {}, recorded {} of {}", name, *found,
                     layout, recorded->layout, recording_->mesh()));

@@ -50,6 +50,25 @@ Worst worst_of(const Whole& whole, const at::Tensor& recorded, const Allowance& 
   return worst;
 }
 
+/// With copies of heads taken apart or added up, where that gives a tensor of `sizes`.
+Reading without_copies(const Reading& reading, at::IntArrayRef shard, at::IntArrayRef sizes,
+                       Copies copies) {
+  Reading once;
+  for (const auto& [tensor, rank] : reading) {
+    const at::Tensor stacked = copies_of_heads(tensor, shard, sizes);
+    if (!stacked.defined()) {
+      once.push_back({tensor, rank});
+    } else if (copies == Copies::kTerms) {
+      once.push_back({stacked.sum(0), rank});
+    } else {
+      for (const at::Tensor& copy : stacked.unbind()) {
+        once.push_back({copy, rank});
+      }
+    }
+  }
+  return once;
+}
+
 /// The largest difference over all copies; nullopt if one has other sizes.
 std::optional<Worst> worst_of(const Reading& reading, const at::Tensor& recorded,
                               const Allowance& allowance) {
@@ -123,11 +142,13 @@ double largest_of(const at::Tensor& tensor) {
 }
 
 std::optional<std::string> difference(const RankParts& parts, const RankParts& recorded,
-                                      const Allowance& allowance) {
+                                      const Allowance& allowance, Copies copies) {
   std::optional<Worst> least;
   for (const Reading& theirs : readings(recorded)) {
+    const at::Tensor& whole = theirs.front().tensor;
     for (const Reading& ours : readings(parts)) {
-      std::optional<Worst> worst = worst_of(ours, theirs.front().tensor, allowance);
+      std::optional<Worst> worst =
+          worst_of(without_copies(ours, parts.shard, whole.sizes(), copies), whole, allowance);
       if (worst && (!least || worst->excess < least->excess)) {
         least = std::move(worst);
       }

@@ -17,10 +17,14 @@ struct Allowance {
   double magnitude = 0;
 };
 
+/// What several copies of a head are to the recorded one.
+enum class Copies { kEqual, kTerms };
+
 /// How `parts` and `recorded` differ, in the common reading in which they differ least: one line.
-/// nullopt: they agree.
+/// nullopt: they agree. Copies of heads of a distributed tensor must each be the recorded one, or
+/// add up to it.
 std::optional<std::string> difference(const RankParts& parts, const RankParts& recorded,
-                                      const Allowance& allowance);
+                                      const Allowance& allowance, Copies copies = Copies::kEqual);
 
 /// The largest finite absolute value; 0 of an empty tensor.
 double largest_of(const at::Tensor& tensor);

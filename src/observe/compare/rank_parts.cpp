@@ -127,6 +127,21 @@ Reading all_of(const std::vector<Reading>& parts) {
   return all;
 }
 
+/// The only dimension in which sizes differ; -1 if there is none or several.
+std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
+  std::int64_t found = -1;
+  for (std::size_t dim = 0; sizes.size() == others.size() && dim < sizes.size(); ++dim) {
+    if (sizes[dim] == others[dim]) {
+      continue;
+    }
+    if (found >= 0) {
+      return -1;
+    }
+    found = static_cast<std::int64_t>(dim);
+  }
+  return found;
+}
+
 }  // namespace
 
 BatchGrid::BatchGrid(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims) {
@@ -196,6 +211,21 @@ std::vector<Reading> readings(const RankParts& parts) {
     }
   }
   return found;
+}
+
+at::Tensor copies_of_heads(const at::Tensor& tensor, at::IntArrayRef shard, at::IntArrayRef sizes) {
+  const std::int64_t dim = shard.size() == sizes.size() ? other_dim(tensor.sizes(), sizes) : -1;
+  if (dim < 0) {
+    return {};
+  }
+  const auto place = static_cast<std::size_t>(dim);
+  const std::int64_t head = shard[place], once = sizes[place];
+  if (head == 0 || once == 0 || once % head != 0 || tensor.size(dim) % once != 0) {
+    return {};
+  }
+  return tensor.unflatten(dim, {once / head, tensor.size(dim) / once, head})
+      .movedim(dim + 1, 0)
+      .flatten(dim + 1, dim + 2);
 }
 
 std::string layout_of(const at::Tensor& tensor) {

@@ -26,6 +26,8 @@ struct RankParts {
   std::int64_t batches = 1;         ///< how many parts of the batch; 1: it does not depend on them
   std::vector<std::string> ranks;   ///< those with each part, for messages
   std::vector<at::Tensor> tensors;  ///< one a rank, part by part; equal ones may be one
+  std::vector<std::int64_t>
+      shard{};  ///< sizes of a rank's share of a distributed tensor; none: plain
 };
 
 /// All ranks' plain `own`, undefined where a rank has none. Collective over the mesh.
@@ -42,6 +44,11 @@ using Reading = std::vector<Whole>;
 /// All ways. Ranks with the same samples have copies, or parts along some dimension; ranks with
 /// different ones have copies, or parts along dimension 0, or means over their samples.
 std::vector<Reading> readings(const RankParts& parts);
+
+/// The copies of a tensor of `sizes` that `tensor` consists of, stacked: where a style computes
+/// each head on several ranks, these are consecutive along the dimension of the heads, and a rank's
+/// `shard` is one head. Undefined: `tensor` is nothing of the kind.
+at::Tensor copies_of_heads(const at::Tensor& tensor, at::IntArrayRef shard, at::IntArrayRef sizes);
 
 /// "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
 std::string layout_of(const at::Tensor& tensor);

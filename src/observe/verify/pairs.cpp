@@ -46,6 +46,19 @@ bool has_other_sizes(const Pair& pair) {
          pair.on_mesh.sizes() != pair.one_rank.sizes();
 }
 
+/// Where `whole` has several copies of each head, the one that differs most from one rank's; else
+/// `whole`.
+at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::Tensor& one_rank) {
+  const at::Tensor stacked =
+      one_rank.defined() ? copies_of_heads(whole, shard, one_rank.sizes()) : at::Tensor();
+  if (!stacked.defined()) {
+    return whole;
+  }
+  const std::vector<at::Tensor> copies = stacked.unbind();
+  return *std::ranges::max_element(
+      copies, {}, [&](const at::Tensor& copy) { return farthest(copy, one_rank).distance; });
+}
+
 }  // namespace
 
 std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
@@ -94,7 +107,9 @@ void PairingRanks::make_whole(std::vector<Pair>& pairs, bool all) const {
   agree(all ? mesh_ : peers_, pairs);
   for (Pair& pair : pairs) {
     if (pair.on_mesh.defined() && tessera::is_distributed(pair.on_mesh)) {
-      pair.on_mesh = DistributedTensor(pair.on_mesh).full_tensor();
+      const std::vector<std::int64_t> shard = local_tensor(pair.on_mesh).sizes().vec();
+      pair.on_mesh =
+          worst_copy(DistributedTensor(pair.on_mesh).full_tensor(), shard, pair.one_rank);
     }
   }
   if (peers_) {
@@ -153,13 +168,18 @@ void PairingRanks::join_parts(std::vector<Pair>& pairs) const {
 void PairingRanks::join(Pair& pair) const {
   const RankParts parts =
       gather_parts(pair.on_mesh, peers_, BatchGrid(peers_, {}), /*of_batch=*/false);
+  const std::vector<std::int64_t> shard = pair.on_mesh.sizes().vec();
   double least = std::numeric_limits<double>::infinity();
   for (const Reading& reading : readings(parts)) {
     // Other readings are the ranks' copies.
-    if (reading.size() != 1 || reading[0].tensor.sizes() != pair.one_rank.sizes()) {
+    if (reading.size() != 1) {
       continue;
     }
-    const at::Tensor joined = reading[0].tensor.to(pair.one_rank.device());
+    const at::Tensor joined =
+        worst_copy(reading[0].tensor.to(pair.one_rank.device()), shard, pair.one_rank);
+    if (joined.sizes() != pair.one_rank.sizes()) {
+      continue;
+    }
     if (const double distance = farthest(joined, pair.one_rank).distance; distance <= least) {
       least = distance;
       pair.on_mesh = joined;
