@@ -2,7 +2,8 @@
 // one input x and a product y_i of each weight:
 //
 //   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
-//                                            weight_i <- WeightBackward_i <-'
+//                                            weight_i <- WeightBackward_i <-|
+//                                            bias_i <-----------------------'
 //
 // Products of linear_products() share one LinearInputBackward, others have one each.
 //
@@ -157,24 +158,30 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Hands on the gradient of y, as this rank has it.
+/// Hands on the gradient of y, as this rank has it, and sums its rows for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
 
   variable_list apply(variable_list&& gradients) override {
     check_first_order();
+    variable_list results(num_outputs());
     if (!gradients[0].defined()) {
-      return {at::Tensor(), at::Tensor()};
+      return results;
     }
     const at::Tensor of_output =
         gradient_on(output.mesh, gradients[0]).redistribute(output.layout).tensor();
-    const bool of_weight = task_should_compute_output(1);
-    if (of_weight) {
-      input->expect_use();
+    if (task_should_compute_output(0)) {
+      results[0] = of_output;
     }
-    return {task_should_compute_output(0) ? of_output : at::Tensor(),
-            of_weight ? of_output : at::Tensor()};
+    if (task_should_compute_output(1)) {
+      input->expect_use();
+      results[1] = of_output;
+    }
+    if (task_should_compute_output(2)) {
+      results[2] = of_output.flatten(0, -2).sum(0);
+    }
+    return results;
   }
   std::string name() const override { return "ProductBackward"; }
 
@@ -182,10 +189,22 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
+/// Whether each rank has the terms of `bias` for its rows of the weight, and no others.
+bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
+  if (!tessera::is_distributed(bias)) {
+    return false;
+  }
+  const ShardingSpec& of_bias = sharding_spec(bias);
+  const ShardingSpec& of_weight = sharding_spec(weight);
+  return of_bias.mesh == of_weight.mesh && !of_bias.layout->is_partial() &&
+         of_bias.layout->digits(0) == of_weight.layout->digits(0);
+}
+
 /// The gather that made x, if a product of x and weight need not keep x itself.
-tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight) {
+tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
+                                                   const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
-      !tessera::is_distributed(weight)) {
+      !tessera::is_distributed(weight) || (bias.defined() && !is_split_as(bias, weight))) {
     return nullptr;
   }
   const Layout& layout = *sharding_spec(weight).layout;
@@ -194,22 +213,27 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
 }
 
 /// Below autograd: the result's last dimension is distributed as the weight's first.
-at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const Products& products) {
+at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                         const Products& products) {
   const c10::NoGradGuard no_grad;
   const ShardingSpec& spec = sharding_spec(weight);
   Layout::Dims dims(static_cast<std::size_t>(x.dim()));
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  return make_distributed(products.of_output(local_tensor(x), local_tensor(weight), {}),
+  // The bias within the product, as aten::linear has it: added to a rounded product, it would be
+  // rounded again.
+  const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
+                                              bias.defined() ? local_tensor(bias) : at::Tensor());
+  return make_distributed(local,
                           {spec.mesh, Layout::intern(spec.layout->mesh_sizes(), std::move(dims))},
                           std::move(sizes));
 }
 
 at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       const Products& products, nn::detail::SharedInputNode& of_input) {
-  const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight);
-  at::Tensor product = local_product(x, weight, products);
+  const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight, bias);
+  at::Tensor product = local_product(x, weight, bias, products);
   const auto node =
       tessera::detail::make_node<ProductBackward>(gather->input, sharding_spec(product));
   Edge of_weight;
@@ -220,9 +244,10 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
     of_weight = Edge(late, late->add_input_metadata(product));
   }
   of_input.keep(weight);
-  node->set_next_edges({of_input.edge_of(product), of_weight});
+  const Edge of_bias = bias.defined() ? tessera::detail::edge_to(bias) : Edge();
+  node->set_next_edges({of_input.edge_of(product), of_weight, of_bias});
   tessera::detail::set_node(product, node);
-  return bias.defined() ? product.add(bias) : product;
+  return product;
 }
 
 /// Those of an x that no gather has made are `others`', or, if there are none, by themselves.
@@ -233,7 +258,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
       : products_(products), others_(std::move(others)) {}
 
   at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) override {
-    if (gather_of(x, weight) == nullptr) {
+    if (gather_of(x, weight, bias) == nullptr) {
       return others_ != nullptr ? others_->add(x, weight, bias)
                                 : products_.of_output(x, weight, bias);
     }

@@ -40,6 +40,16 @@ class HalfPrecision(programs.InFolder):
         for ours, theirs in zip(narrow, wide):
             self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 5e-3)
 
+    def test_biases_are_rounded_alike_whatever_is_kept(self):
+        config = programs.write_config(self.folder, programs.SMALL | {"attention_bias": True, "mlp_bias": True})
+        flags = ["--config", config, "--steps", 4, "--batch", 4, "--seq", 32, "--lr", 1e-2,
+                 "--accumulate", 2, "--param-dtype", "bf16"]
+        for fused in ([], ["--fused-projections"]):
+            runs = [[(row["loss"], row["grad_norm"]) for row in self.rows([*flags, *fused, *more], tp=2)]
+                    for more in ([], ["--no-sp-regather"], ["--ac", "selective"], ["--ac", "full"])]
+            for run in runs[1:]:
+                self.assertEqual(run, runs[0])
+
     # A token a rank: its gradient is not divided by a number of tokens, and the first scales are
     # too large for it.
     OVERFLOWING = ["--seq", 1, "--batch", 2, "--param-dtype", "fp16"]
