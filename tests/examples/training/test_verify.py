@@ -43,6 +43,14 @@ class Verify(unittest.TestCase):
         self.assertIn("verify: 57 modules and 28 parameters equal",
                       self.output("--lora-rank", 2, "--lora-dropout", 0.1, tp=2))
 
+    def test_finds_split_sequences_of_replicas_equal(self):
+        self.assertIn("verify: the loss and 21 parameters equal one rank's", self.output(replicas=2, cp=2))
+
+    def test_finds_heads_that_several_ranks_compute_equal(self):
+        few = programs.write_config(self.folder, programs.SMALL | {"num_key_value_heads": 2})
+        self.assertRegex(self.output("--config", few, tp=4), EQUAL)
+        self.assertIn("verify: 57 modules and 28 parameters equal", self.output("--config", few, "--lora-rank", 2, tp=4))
+
     def test_changes_nothing_of_the_training(self):
         steps = []
         for verified in ([], ["--verify"]):

@@ -66,6 +66,21 @@ TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
   });
 }
 
+TEST(Verify, ComparesEveryCopyOfAHead) {
+  RunOnMesh({4}, {"tp"}, [](const DeviceMesh& mesh) {
+    const nn::AttentionOptions options{.hidden = 12, .heads = 4, .kv_heads = 2, .qk_norm = true};
+    nn::Attention model(options), reference(options);
+    fill(model);
+    tensor_parallel::parallelize_module(
+        model, mesh, tensor_parallel::attention_plan("", options, {.replicate_kv_heads = true}));
+    const at::Tensor x = uniform_values({2, 5, 12}, 0.3);
+    const VerifyReport report = verify(model, reference, mesh, [&](nn::Attention& attention) {
+      return attention(x).square().mean();
+    });
+    EXPECT_TRUE(report.ok()) << report.text();
+  });
+}
+
 TEST(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits) {
   RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto model = make_gpt({}, mesh);
