@@ -2,7 +2,9 @@
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/attention.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
@@ -91,6 +93,31 @@ TEST(CompareRuns, RecordsThenFindsEveryMeshEqual) {
     EXPECT_CONTAINS(lines[0], "tessera: compare: step 1: all ", " tensors agree with ",
                     "recorded on DeviceMesh((dp=1, tp=1), cpu)");
   }
+}
+
+/// Of 4 heads with 2 keys and values 4 ranks compute each of these twice.
+TEST(CompareRuns, ComparesEveryCopyOfAHead) {
+  const TemporaryFolder folder;
+  const nn::AttentionOptions few{.hidden = 12, .heads = 4, .kv_heads = 2};
+  std::vector<std::string> lines;
+  for (const std::int64_t ranks : {1, 4}) {
+    testing::RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
+      nn::Attention model(few);
+      if (ranks > 1) {
+        tensor_parallel::parallelize_module(
+            model, mesh, tensor_parallel::attention_plan("", few, {.replicate_kv_heads = true}));
+      }
+      nn::init_weights(model, 0);
+      CompareOptions options{.folder = folder / "recording"};
+      if (mesh.local_rank() == 0) {
+        options.report = [&](const std::string& line) { lines.push_back(line); };
+      }
+      compare_runs(model, mesh, {}, options);
+      model(at::linspace(-1, 1, 2 * 5 * 12).view({2, 5, 12})).square().mean().backward();
+    });
+  }
+  ASSERT_EQ(lines.size(), 2U) << lines.back();
+  EXPECT_CONTAINS(lines[1], "step 1: all ", " tensors agree with ");
 }
 
 TEST(CompareRuns, MayRecordOnAnyMesh) {
