@@ -143,8 +143,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
       of_row.defined() ? of_row : at::full({logits.size(0)}, 1, logits.options().dtype(type));
   const RowScales scales = row_scales(rows, factors.masked_fill(ignored, 0), log_sum_exp);
   const at::Tensor high = log_sum_exp.to(type);
-  const at::Tensor low =
-      log_sum_exp.sub(high).to(type).masked_fill_(high.abs().eq(kInfinity), 0);
+  const at::Tensor low = log_sum_exp.sub(high).to(type).masked_fill_(high.abs().eq(kInfinity), 0);
   const TargetColumns target(rows);
   const at::Tensor at_target = scales.target.unsqueeze(1).mul(target.is_here);
   for_each_row_block(logits, [&](std::int64_t row, std::int64_t count) {

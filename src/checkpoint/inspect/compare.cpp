@@ -24,7 +24,7 @@ bool is_integer(const at::Tensor& values) {
 /// NaN where a value is NaN, or both are infinite. Integers of one sign are subtracted as they are:
 /// beyond 2^53 a double does not hold each of them.
 at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor rounded = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
+  at::Tensor rounded = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
   if (!is_integer(a) || !is_integer(b)) {
     return rounded;
   }
