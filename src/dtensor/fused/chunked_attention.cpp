@@ -2,8 +2,8 @@
 // seen by all its queries, its own as a causal square: two calls of kernels, neither with a mask
 // tensor, which would take chunk * keys elements and a slower kernel. They are merged by their
 // log-sum-exp, in forward as in blockwise and ring attention (Liu et al. 2023), in backward by
-// giving each the merged result. The merged results alone are kept. With documents each one's part
-// of a chunk is as a chunk of a sequence that begins where the document does.
+// giving each the merged result. The merged results alone are kept. A document's
+// queries in a chunk are computed as a chunk by themselves: of the sequence that is this document.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

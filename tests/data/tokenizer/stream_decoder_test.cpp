@@ -19,15 +19,28 @@ std::vector<std::string> Pushed(StreamDecoder decoder, const std::vector<std::in
 
 using Pieces = std::vector<std::string>;
 
-/// Bytes, decoded as SentencePiece does it: a replacement character for each that is of none.
-class ReplacingBytes final : public Tokenizer {
+/// Tokens that are bytes; how they are decoded differs.
+class Bytes : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return bytes_->vocabulary(); }
   std::vector<std::int64_t> encode(std::string_view text) const override {
     return bytes_->encode(text);
   }
+
+ protected:
+  std::string text_of(const std::vector<std::int64_t>& tokens) const {
+    return bytes_->decode(tokens);
+  }
+
+ private:
+  TokenizerPtr bytes_ = byte_tokenizer();
+};
+
+/// As SentencePiece does it: a replacement character for each byte that is of no character.
+class ReplacingBytes final : public Bytes {
+ public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
-    std::string text = bytes_->decode(tokens);
+    const std::string text = text_of(tokens);
     const std::string euro = "\u20ac";
     std::string out;
     for (std::size_t at = 0; at < text.size();) {
@@ -37,27 +50,17 @@ class ReplacingBytes final : public Tokenizer {
     }
     return out;
   }
-
- private:
-  TokenizerPtr bytes_ = byte_tokenizer();
 };
 
-/// Bytes without the spaces that they begin with, as SentencePiece's models often decode; "#" is a
+/// Without the spaces that a text begins with, as models of SentencePiece often decode; "#" is a
 /// special token.
-class StrippingBytes final : public Tokenizer {
+class StrippingBytes final : public Bytes {
  public:
-  std::int64_t vocabulary() const override { return bytes_->vocabulary(); }
-  std::vector<std::int64_t> encode(std::string_view text) const override {
-    return bytes_->encode(text);
-  }
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
-    std::string text = bytes_->decode(tokens);
+    std::string text = text_of(tokens);
     std::erase(text, '#');
     return text.substr(std::min(text.find_first_not_of(' '), text.size()));
   }
-
- private:
-  TokenizerPtr bytes_ = byte_tokenizer();
 };
 
 TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
