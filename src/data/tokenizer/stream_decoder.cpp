@@ -67,8 +67,11 @@ bool StreamDecoder::has_own_text(std::int64_t token) const {
 
 /// A space alone has its text only behind others, where a decoder takes all space at the beginning.
 bool StreamDecoder::has_text(std::int64_t token) const {
-  if (has_own_text(token) || token >= tokenizer_->vocabulary()) {
-    return token < tokenizer_->vocabulary();
+  if (token >= tokenizer_->vocabulary()) {
+    return false;
+  }
+  if (has_own_text(token)) {
+    return true;
   }
   std::vector<std::int64_t> with = window_;
   with.push_back(token);
