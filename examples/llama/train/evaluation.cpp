@@ -26,13 +26,18 @@ std::int64_t held_out_batches(const LlamaRun& run) {
 
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
   const auto loss_of_batch = [&run](std::int64_t i) {
-    const data::BatchLoader::Batch batch = run.own_rows(
-        run.data.eval_loader->load(i, run.first_row, run.first_row + run.rows, run.uses_cuda()));
-    at::Tensor loss = run.loss_of(batch, 0);
-    for (std::int64_t k = 1; k < run.options.accumulate; ++k) {
-      loss = loss + run.loss_of(batch, k);
+    const data::BatchLoader& loader = *run.data.eval_loader;
+    const data::BatchLoader::Batch batch =
+        run.own_rows(loader.load(i, run.first_row, run.first_row + run.rows, run.uses_cuda()));
+    tensor_parallel::CrossEntropyOptions options;
+    if (loader.ignores_targets()) {
+      options.tokens = tensor_parallel::tokens_per_rank(batch.targets, run.data_ranks);
     }
-    return loss / run.options.accumulate;
+    at::Tensor sum = run.loss_of(batch, 0, options);
+    for (std::int64_t k = 1; k < run.options.accumulate; ++k) {
+      sum = sum + run.loss_of(batch, k, options);
+    }
+    return options.tokens.defined() ? sum : sum / run.options.accumulate;
   };
   return training::evaluate(*run.model, run.data_ranks, held_out_batches(run), loss_of_batch, stop);
 }

@@ -216,10 +216,11 @@ TrainingData planned_data(const TrainOptions& options, const Config& config) {
 /// Messages name the data by `flag`.
 std::shared_ptr<const data::BatchLoader> held_out_loader(
     const char* flag, const TrainOptions& options, const Config& config,
-    const std::function<data::TokenSourcePtr()>& open) {
+    const data::BatchOptions& batches, const std::function<data::TokenSourcePtr()>& open) {
   try {
-    return std::make_shared<data::BatchLoader>(open(), options.batch, options.seq,
-                                               config.vocab_size);
+    const std::vector<data::WeightedSamples> samples = {
+        {data::token_windows(open(), options.seq, config.vocab_size)}};
+    return std::make_shared<data::BatchLoader>(samples, batches);
   } catch (const Error& error) {
     fail("the held-out data of ", flag, ": ", error.what());
   }
@@ -237,26 +238,30 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
     const bool new_to_text = options.model.empty() && options.tokens.empty();
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
+  EdgeTokens edges;
+  if (options.steps > 0 || options.document_mask) {
+    edges = edge_tokens(options, config, data.tokenizer);
+  }
+  data::BatchOptions batches{.batch = options.batch};
+  if (options.document_mask) {
+    batches.document_end = edges.end.back();
+  }
   if (!options.eval_text.empty()) {
     for (const std::string& file : options.eval_text) {
       data.eval_text += data::read_text(file);
     }
-    data.eval_loader = held_out_loader("--eval-text", options, config, [&] {
+    data.eval_loader = held_out_loader("--eval-text", options, config, batches, [&] {
       return data::make_token_source(data.tokenizer->encode(data.eval_text));
     });
   }
   if (!options.eval_tokens.empty()) {
-    data.eval_loader = held_out_loader("--eval-tokens", options, config, [&] {
+    data.eval_loader = held_out_loader("--eval-tokens", options, config, batches, [&] {
       return data::open_token_shards(shards_of("--eval-tokens", options.eval_tokens));
     });
   }
   if (options.steps > 0) {
-    const EdgeTokens edges = edge_tokens(options, config, data.tokenizer);
     data.samples = samples_of(options, edges);
-    data::BatchOptions batches{.batch = options.batch, .shuffle = options.shuffle};
-    if (options.document_mask) {
-      batches.document_end = edges.end.back();
-    }
+    batches.shuffle = options.shuffle;
     data.loader = std::make_shared<data::BatchLoader>(
         open_samples(options, config, edges, data.tokenizer), batches);
   }

@@ -1,6 +1,7 @@
 """What llama_train learns from: mixtures of token files, documents, prompts with completions."""
 import json
 import random
+import re
 import unittest
 
 import programs
@@ -135,6 +136,17 @@ class Documents(LossesOfTransformers):
 
     def test_have_their_own_loss(self):
         self.check_documents(programs.SMALL, ["--eos-token", self.END])
+
+    def test_have_their_own_held_out_loss(self):
+        model = self.model(programs.SMALL)
+        documents, shard = self.packed(12, 16)
+        want = own_loss(model, [list(zip(doc, doc[1:])) for doc in documents])
+        flags = ["--config", self.config, "--steps", 0, "--batch", 12, "--seq", 16, "--eval-tokens", shard,
+                 "--document-mask", "--eos-token", self.END]
+        for mesh, more in [({}, []), ({"dp": 3}, ["--accumulate", 2]), ({"cp": 2, "tp": 2}, [])]:
+            with self.subTest(mesh=mesh):
+                done = programs.train([*flags, *more], **mesh)
+                self.assertAlmostEqual(float(re.search(r"held-out loss: ([\d.]+)", done.stdout)[1]), want, delta=2e-4)
 
     def test_have_their_own_loss_with_a_sliding_window(self):
         self.check_documents(programs.SMALL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
