@@ -1,10 +1,12 @@
 // The clock of a rank whose host has another time: preloaded, TESSERA_FAULT_CLOCK=SECONDS shifts
-// the time of day that the process reads, and with TESSERA_FAULT_RANK=R that of rank R alone.
+// the time of day that the process reads, and with TESSERA_FAULT_RANK=R that of rank R alone. With
+// TESSERA_FAULT_CLOCK_FILE=PATH it is right until that file is there.
 // Clocks that only measure stay as they are.
 
 #include <dlfcn.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -19,18 +21,23 @@ time_t read_shift() {
   return seconds != nullptr && here ? std::atol(seconds) : 0;
 }
 
-time_t shift() {
-  static const time_t read = read_shift();
-  return read;
+using ClockGettime = int (*)(clockid_t, timespec*);
+
+int read_clock(clockid_t clock, timespec* time) {
+  static const auto real = reinterpret_cast<ClockGettime>(dlsym(RTLD_NEXT, "clock_gettime"));
+  return real(clock, time);
 }
 
-using ClockGettime = int (*)(clockid_t, timespec*);
+time_t shift() {
+  static const time_t seconds = read_shift();
+  static const char* const file = std::getenv("TESSERA_FAULT_CLOCK_FILE");
+  return file == nullptr || access(file, F_OK) == 0 ? seconds : 0;
+}
 
 }  // namespace
 
 extern "C" int clock_gettime(clockid_t clock, timespec* time) {
-  static const auto real = reinterpret_cast<ClockGettime>(dlsym(RTLD_NEXT, "clock_gettime"));
-  const int status = real(clock, time);
+  const int status = read_clock(clock, time);
   if (status == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
     time->tv_sec += shift();
   }

@@ -72,6 +72,24 @@ def test_a_clock_that_is_an_hour_off_changes_nothing(folder, two):
     assert Run(folder, *flags).on(two, environment=late) == Run(folder, "--dp", 2, "--tp", 2).on_one_host()
 
 
+def test_a_clock_that_is_set_while_a_rank_waits_changes_nothing(folder, two):
+    """Nobody has then waited for an hour."""
+    run = Run(folder, "--dp", 2, "--tp", 2, "--steps", 60)
+    set_clock = {"LD_PRELOAD": str(programs.BIN.parent / "lib" / "libtessera_faults.so"), "TESSERA_FAULT_CLOCK": "3600",
+                 "TESSERA_FAULT_CLOCK_FILE": str(folder / "set"), "TESSERA_FAULT_RANK": "3"}
+    launchers = two.start(2, run.program, options=["--timeout", 30], environment=set_clock)
+    wait_for_step(run, 5, launchers)
+    late = two[1].processes_of("llama_train")[0]
+    os.kill(late, signal.SIGSTOP)
+    time.sleep(1)
+    (folder / "set").touch()
+    time.sleep(2)
+    os.kill(late, signal.SIGCONT)
+    for status, output in finish(launchers):
+        assert status == 0 and "watchdog" not in output, output
+    assert run.losses() == Run(folder, "--dp", 2, "--tp", 2, "--steps", 60).on_one_host()
+
+
 def left_behind(machines):
     return [machines[number].processes() for number in range(len(machines))]
 

@@ -78,9 +78,10 @@ const Call* RankReport::waiting(std::int64_t thread) const {
 }
 
 std::int64_t now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
+  using std::chrono::nanoseconds, std::chrono::steady_clock, std::chrono::system_clock;
+  const nanoseconds steady = steady_clock::now().time_since_epoch();
+  static const nanoseconds offset = nanoseconds(system_clock::now().time_since_epoch()) - steady;
+  return (steady + offset).count();
 }
 
 RankReport read(const Record& record) {

@@ -75,6 +75,8 @@ std::string ranks_text(const std::vector<int>& ranks);
 /// The reverse. What does not parse is left out.
 std::vector<int> parse_ranks(std::string_view text);
 
+/// Unix time in nanoseconds, as this process read it first; from then on by the steady clock, so
+/// that nobody seems to have waited when the system's clock is set.
 std::int64_t now();
 RankReport read(const Record& record);
 /// The reports of the files `world-W.rank-R.flight` of a folder, one vector a world, by rank.
