@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 
-#include "state/settings.h"
 #include "tessera/core/error.h"
 
 namespace tessera::fsdp {
@@ -40,7 +39,7 @@ void set_where_any_rank_has(std::vector<std::uint8_t>& flags, const DeviceMesh& 
 
 }  // namespace
 
-void agree_on_calls(const Groups& sharding, const Groups& replicating) {
+void agree_on_calls(const Groups& sharding, const Groups& replicating, const Settings& settings) {
   Groups groups;
   append_by_size(groups, sharding);
   append_by_size(groups, replicating);
@@ -60,7 +59,7 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating) {
       }
     }
   }
-  TESSERA_CHECK(found.empty(), found, kHintOfUnusedUnits);
+  TESSERA_CHECK(found.empty(), found, settings.hint_of_unused_units(found));
 }
 
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {

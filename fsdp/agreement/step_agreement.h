@@ -4,6 +4,7 @@
 
 #include "comm/data_mesh.h"
 #include "parameter_group/parameter_group.h"
+#include "state/settings.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::fsdp {
@@ -14,9 +15,9 @@ namespace tessera::fsdp {
 /// Lets the ranks of each group agree on their calls: each group once, those that shard before
 /// those that replicate, small before large, so that later groups learn what earlier ones found.
 /// Then throws the first Error; PeerError at once. Collective over all of the groups, which must be
-/// listed in the same order on all ranks.
+/// listed in the same order on all ranks. `settings`: of the root, for its hint.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
-                    const std::vector<comm::Communicator*>& replicating);
+                    const std::vector<comm::Communicator*>& replicating, const Settings& settings);
 
 /// Frees what a group has gathered, or its piece (see GatheredState::keeps_pieces), on all ranks
 /// where one of them has none, or has written to its shards since: all gather from the same ranks.

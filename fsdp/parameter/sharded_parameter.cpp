@@ -144,16 +144,16 @@ void ShardedParameter::count_writes() {
       !local_tensor(unsharded_).is_alias_of(shard())) {
     const std::uint64_t before = nn::detail::written_version(unsharded_);
     detail::count_write(unsharded_);
-    forward_version_ += nn::detail::written_version(unsharded_) - before;
+    used_version_ += nn::detail::written_version(unsharded_) - before;
   }
 }
 
-void ShardedParameter::begin_forward() {
-  forward_version_ = nn::detail::written_version(unsharded_);
+void ShardedParameter::begin_use() {
+  used_version_ = nn::detail::written_version(unsharded_);
 }
 
-bool ShardedParameter::written_in_forward() const {
-  return nn::detail::written_version(unsharded_) != forward_version_;
+bool ShardedParameter::written_in_use() const {
+  return nn::detail::written_version(unsharded_) != used_version_;
 }
 
 void ShardedParameter::show_unsharded() {

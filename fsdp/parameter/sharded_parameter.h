@@ -77,10 +77,10 @@ class ShardedParameter {
   /// so that autograd refuses the backward of a forward before it, as on one rank.
   void count_writes();
 
-  /// Forward begins to use the unsharded tensor; whether it was written since, but for
-  /// count_writes().
-  void begin_forward();
-  bool written_in_forward() const;
+  /// Forward, or the program after unshard, begins to use the unsharded tensor; whether it was
+  /// written since, but for count_writes().
+  void begin_use();
+  bool written_in_use() const;
 
   /// Puts the shard, or the unsharded tensor, into the slot.
   void show_sharded() { slot_->swap(sharded_); }
@@ -178,7 +178,7 @@ class ShardedParameter {
   tessera::detail::NodePtr<tessera::detail::Node> stand_in_;
   Request request_ = Request::kNone;
   std::uint64_t counted_version_ = 0;  ///< the shard's, as the unsharded tensor has counted it
-  std::uint64_t forward_version_ = 0;  ///< the unsharded tensor's, when forward began
+  std::uint64_t used_version_ = 0;     ///< the unsharded tensor's, when its use began
   int expected_ = 0;                   ///< reductions under way
   int discarded_ = 0;                  ///< the program dropped the first so many of these
   /// What represented them in `.grad` when a backward ended; nullptr: nothing.

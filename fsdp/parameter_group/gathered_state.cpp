@@ -21,14 +21,14 @@ using comm::LaneScope;
 
 /// Calls or waits for a gather; where ranks disagree, says what that means here.
 template <class Act>
-void gathering(Act&& act) {
+void gathering(const Settings& settings, Act&& act) {
   try {
     act();
     // A peer's failure has its own message; the hint would mislead.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
-    fail(error.what(), kHintOfUnusedUnits);
+    fail(error.what(), settings.hint_of_unused_units(error.what()));
   }
 }
 
@@ -94,7 +94,7 @@ void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
     // The pieces were cut from this memory as a whole, so they are gathered into it.
     allocate_in_lane(context);
-    gathering([&] {
+    gathering(*settings_, [&] {
       gather_ =
           post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams(), lane_);
     });
@@ -112,7 +112,7 @@ void GatheredState::start_gather(CommContext& context) {
   if (in_place) {
     allocate_in_lane(context);
   }
-  gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
+  gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
 /// Between gathers: the next lane waits for what the compute lane has done.
@@ -209,6 +209,7 @@ void GatheredState::show() {
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.show_unsharded();
   }
+  shards_->begin_use();
   shown_ = true;
 }
 
@@ -230,7 +231,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
     const LaneScope lane(context.streams(), lane_);
     if (gather_ != nullptr) {
       try {
-        gathering([work = std::exchange(gather_, nullptr)] { work->wait(); });
+        gathering(*settings_, [work = std::exchange(gather_, nullptr)] { work->wait(); });
       } catch (...) {
         discard_gather();
         throw;

@@ -34,10 +34,10 @@ class ParameterGroup {
   void prepare(CommContext& context);
 
   /// Forward begins to use the unsharded parameters.
-  void begin_forward() { shards_->begin_forward(); }
-  /// Throws Error, naming it, if one of the unsharded parameters was written since, where the write
-  /// would be lost. `label`: what messages call the unit.
-  void refuse_writes(const std::string& label) const { shards_->refuse_writes(label); }
+  void begin_use() { shards_->begin_use(); }
+  /// The name of an unsharded parameter that was written since, where the write would be lost; "":
+  /// none.
+  std::string lost_write() const { return shards_->lost_write(); }
 
   /// Adds the groups over which it gathers and reduce-scatters.
   void add_sharding_groups(std::vector<comm::Communicator*>& groups) {

@@ -95,22 +95,17 @@ std::uint64_t ParameterGroupShards::versions() const {
   return sum;
 }
 
-void ParameterGroupShards::begin_forward() {
-  std::ranges::for_each(parameters_, &ShardedParameter::begin_forward);
+void ParameterGroupShards::begin_use() {
+  std::ranges::for_each(parameters_, &ShardedParameter::begin_use);
 }
 
-void ParameterGroupShards::refuse_writes(const std::string& label) const {
+std::string ParameterGroupShards::lost_write() const {
   // There the unsharded tensors are the shards themselves.
   if (layout_.shares_memory()) {
-    return;
+    return "";
   }
-  for (const ShardedParameter& parameter : parameters_) {
-    TESSERA_CHECK(!parameter.written_in_forward(), "forward of ", label,
-                  " wrote to its parameter '", parameter.name(),
-                  "', which is a gathered copy there, so that the write would be "
-                  "lost; write to slot->persistent() outside of forward (stock Embedding: leave "
-                  "out max_norm)");
-  }
+  const auto written = std::ranges::find_if(parameters_, &ShardedParameter::written_in_use);
+  return written == parameters_.end() ? "" : written->name();
 }
 
 bool ParameterGroupShards::any_replaced() const {

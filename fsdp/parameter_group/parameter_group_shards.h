@@ -39,8 +39,8 @@ class ParameterGroupShards {
   /// Grows with each write to a shard that autograd sees.
   std::uint64_t versions() const;
   /// See ParameterGroup.
-  void begin_forward();
-  void refuse_writes(const std::string& label) const;
+  void begin_use();
+  std::string lost_write() const;
   /// Whether a slot holds neither its shard nor the unsharded tensor.
   bool any_replaced() const;
 

@@ -13,6 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "unit/attached_units.h"
+#include "unit/stock_modules.h"
 #include "unit/unit_spec.h"
 
 namespace tessera::fsdp {
@@ -136,6 +137,8 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
     specs.push_back(checked_spec({targets[i].module}, targets[i].parameters, choices[i],
                                  data_mesh_of(mesh, options), options));
   }
+  // Once for the whole plan, by the name from its root.
+  warn_of_batch_norm(root, mesh.size());
   std::ranges::for_each(specs, make_unit);
   root.attach(std::make_shared<AppliedUnits>(std::move(now)));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,10 +14,6 @@
 namespace tessera::fsdp {
 
 class TESSERA_API Unit;
-
-/// The end of an error about ranks that call different collectives.
-constexpr auto kHintOfUnusedUnits =
-    "; a unit that only some ranks run needs Options::may_be_unused";
 
 /// Custom collectives of a unit, and hooks behind them; empty functions: none.
 struct CollectiveHooks {
@@ -72,7 +69,19 @@ struct Settings {
   std::vector<std::weak_ptr<Unit>> forward_prefetch;   ///< empty: what ran after, last time
   std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
   CollectiveHooks hooks;
+  /// What messages call the units of the model that have Options::may_be_unused.
+  std::vector<std::string> may_be_unused;
 
+  /// The end of `error`, about ranks that call different collectives. None where that names a unit
+  /// which has the option.
+  std::string hint_of_unused_units(const std::string& error) const {
+    const auto names = [&](const std::string& unit) {
+      return error.find(unit) != std::string::npos;
+    };
+    return std::ranges::any_of(may_be_unused, names)
+               ? ""
+               : "; a unit that only some ranks run needs Options::may_be_unused";
+  }
   /// Whether more micro-batches of the step will come.
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };

@@ -5,8 +5,6 @@
 #include "tessera/fsdp/fully_shard.h"
 
 #include <c10/util/Exception.h>
-#include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/embedding.h>
 
 #include <cmath>
 #include <type_traits>
@@ -18,8 +16,8 @@
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/batch_ranks.h"
 #include "tessera/nn/detail/held_submodule.h"
-#include "tessera/nn/visit_modules.h"
 #include "unit/attached_units.h"
+#include "unit/stock_modules.h"
 #include "unit/unit.h"
 #include "unit/unit_spec.h"
 
@@ -40,59 +38,6 @@ void check_module(const nn::ModuleBase* module) {
                 "apply it to the module that nn::Hooked holds");
 }
 
-/// What nn::Hooked holds; any other module itself.
-const torch::nn::Module& held_or_own(const torch::nn::Module& module) {
-  const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
-  return holder == nullptr ? module : holder->held_module();
-}
-
-bool makes_sparse_gradients(const torch::nn::Module& module) {
-  const auto* embedding = module.as<torch::nn::Embedding>();
-  const auto* bag = module.as<torch::nn::EmbeddingBag>();
-  return (embedding != nullptr && embedding->options.sparse()) ||
-         (bag != nullptr && bag->options.sparse());
-}
-
-/// Reductions take gradients apart by rows, which a sparse one does not have in memory.
-void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
-  for (const auto& [name, slot] : parameters) {
-    for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(!makes_sparse_gradients(held_or_own(*owner.module)), "fully_shard: parameter '",
-                    name, "' of a ", owner.module->name(),
-                    " gets sparse gradients, which cannot be reduced over ranks; make the module "
-                    "without sparse(true), or name the parameter in Options::ignored");
-    }
-  }
-}
-
-bool is_batch_norm(const torch::nn::Module& module) {
-  const torch::nn::Module& own = held_or_own(module);
-  return own.as<torch::nn::BatchNorm1d>() != nullptr ||
-         own.as<torch::nn::BatchNorm2d>() != nullptr || own.as<torch::nn::BatchNorm3d>() != nullptr;
-}
-
-/// Once for each unit: those below have been looked at.
-void warn_of_batch_norm(const nn::ModuleBase& unit, const DataMesh& mesh) {
-  const auto has_unit = [](const torch::nn::Module& module) {
-    const auto* base = dynamic_cast<const nn::ModuleBase*>(&module);
-    return base != nullptr && is_fully_sharded(*base);
-  };
-  std::string found;
-  const auto note = [&](const std::string& fqn, const torch::nn::Module& module) {
-    if (found.empty() && is_batch_norm(module)) {
-      found = tessera::detail::concat("'", fqn, "', a ", module.name());
-    }
-  };
-  nn::visit_modules(unit, note, {.skip = has_unit});
-  if (mesh.ranks() > 1 && !found.empty()) {
-    TORCH_WARN(
-        found, ", takes its statistics in training from this rank's part of the batch, and ",
-        "its running ones differ from rank to rank: numbers depend on how many ranks there ",
-        "are; take a norm of each sample (LayerNorm, RMSNorm, GroupNorm), or freeze it with ",
-        "eval()");
-  }
-}
-
 /// Everything is checked before anything is changed: after an error the model is as before.
 void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
                        const Options& options) {
@@ -102,11 +47,22 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   }
   // Parameters of units below are taken, which is why fully_shard goes from the leaves to the root.
   const nn::NamedSlots parameters = free_parameters(modules, options);
-  refuse_sparse_gradients(parameters);
+  const UnitSpec spec =
+      checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options);
   for (const nn::ModuleBase* module : modules) {
-    warn_of_batch_norm(*module, mesh);
+    warn_of_batch_norm(*module, mesh.ranks());
   }
-  make_unit(checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options));
+  make_unit(spec);
+}
+
+/// A destructor must not throw, nor may what shows the warning.
+void warn_of_lost_write(const Unit& unit) noexcept {
+  try {
+    if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
+      TORCH_WARN(lost);
+    }
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
+  }
 }
 
 /// Sets a field of the module's unit, and with `recurse` of the units below it.
@@ -214,7 +170,11 @@ void unshard(nn::ModuleBase& module) {
 }
 
 void reshard(nn::ModuleBase& module) {
-  unit_of(module, "reshard")->reshard();
+  const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
+  const std::string lost = unit->write_by_hand();
+  // Freed first, so that the program can go on after the error.
+  unit->reshard();
+  TESSERA_CHECK(lost.empty(), lost);
 }
 
 UnshardHandle start_unshard(nn::ModuleBase& module) {
@@ -244,6 +204,7 @@ UnshardScope::UnshardScope(nn::ModuleBase& module)
 
 UnshardScope::~UnshardScope() {
   if (unit_ != nullptr) {
+    warn_of_lost_write(*unit_);
     was_unsharded_ ? unit_->hide() : unit_->reshard();
   }
 }

@@ -196,7 +196,7 @@ void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
   try {
-    agree_on_calls(sharding, {});
+    agree_on_calls(sharding, {}, units().front()->settings());
   } catch (...) {
     for_each_group([&](ParameterGroup& group) { group.gathered().discard(comm_context()); });
     throw;
@@ -240,6 +240,13 @@ void IterationState::enter_backward() {
     // Kept alive: backward may outlive the model.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
+    // All ranks come here before they gather anything else; to a unit that may be unused, some come
+    // alone. It was gathered in forward, but another forward or backward may have freed it since.
+    for (const std::shared_ptr<Unit>& unit : units()) {
+      if (unit->settings().unshard_in_backward) {
+        unit->gather_on_all_ranks();
+      }
+    }
   }
 }
 
@@ -293,7 +300,7 @@ void IterationState::agree_on_gradients() {
     group.add_replica_groups(replicating);
   });
   try {
-    agree_on_calls(sharding, replicating);
+    agree_on_calls(sharding, replicating, units().front()->settings());
   } catch (...) {
     forget_reductions();
     for_each_group([&](ParameterGroup& group) {

@@ -208,7 +208,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
 
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
-  std::ranges::for_each(groups(), &ParameterGroup::begin_forward);
+  std::ranges::for_each(groups(), &ParameterGroup::begin_use);
   // After this unit's own all-gathers, which are needed first and go in the same lane.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
@@ -290,9 +290,8 @@ void Unit::end_partial_forward() {
 }
 
 void Unit::end_forward() {
-  for (const ParameterGroup& group : groups()) {
-    group.refuse_writes(label());
-  }
+  const std::string lost = lost_write("forward of " + label());
+  TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
   // Before the iteration's end, which depends on it.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {

@@ -58,6 +58,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool shown() const { return groups_.all(&GatheredState::shown); }
   /// Puts the shards into the slots, as between calls, and keeps what is gathered for backward.
   void hide() { groups_.each(&GatheredState::hide); }
+  /// What is wrong where the program has written to parameters that it has unsharded itself; ""
+  /// if it has not.
+  std::string write_by_hand() const;
 
   // Around a call of a module's method that uses its parameters.
   void pre_forward(nn::TensorList inputs);
@@ -71,6 +74,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void abandon_iteration();
   /// The root's forward begins.
   void begin_iteration();
+  /// Gathers a unit that may be unused, which some ranks alone may come to; nothing if it is
+  /// unsharded. Collective.
+  void gather_on_all_ranks();
   /// The root's forward has ended: warns of modules of this unit that did not run, and ends its
   /// forward.
   void end_partial_forward();
@@ -90,6 +96,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void make_iteration();
   void enter_as_root();
   void refuse_outdated();
+  void refuse_write_by_hand() const;
+  std::string lost_write(const std::string& writer) const;
   void check_outside();
   void begin_random_region(nn::TensorList inputs);
   void begin_forward(nn::TensorList inputs);

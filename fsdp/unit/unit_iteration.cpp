@@ -1,5 +1,5 @@
-// A unit in the iteration of its root: how the first call of a root finds its units, and what
-// begins and abandons one.
+// A unit in the iteration of its root: how the first call of a root finds its units, what begins
+// and abandons one, and what is refused before.
 
 #include <c10/core/GradMode.h>
 
@@ -77,6 +77,7 @@ void Unit::make_iteration() {
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
   const ModuleTree tree(root, false);
+  std::vector<std::string> may_be_unused;
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
     unit->groups_.set_comm_context(groups_.shared_comm_context());
@@ -86,7 +87,38 @@ void Unit::make_iteration() {
         unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
     unit->settings_->label =
         unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
+    if (unit->may_be_unused_) {
+      may_be_unused.push_back(unit->label());
+    }
   }
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->settings_->may_be_unused = may_be_unused;
+  }
+}
+
+/// `writer`: of the message.
+std::string Unit::lost_write(const std::string& writer) const {
+  for (const ParameterGroup& group : groups_.groups()) {
+    if (const std::string name = group.lost_write(); !name.empty()) {
+      return tessera::detail::concat(
+          writer, " wrote to its parameter '", name,
+          "', which is a gathered copy there, so that the write would be lost; write to "
+          "slot->persistent() outside of forward");
+    }
+  }
+  return "";
+}
+
+/// In forward and backward the unit itself has shown them.
+std::string Unit::write_by_hand() const {
+  const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
+  return computes || !shown() ? "" : lost_write("the program, after unshard of " + label() + ",");
+}
+
+/// Before anything is gathered: the next gather may free what was written.
+void Unit::refuse_write_by_hand() const {
+  const std::string lost = write_by_hand();
+  TESSERA_CHECK(lost.empty(), lost);
 }
 
 void Unit::enter_as_root() {
@@ -95,9 +127,15 @@ void Unit::enter_as_root() {
   }
   if (is_root()) {
     check_outside();
+    for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
+      unit->refuse_write_by_hand();
+    }
     // Prepares every unit, this one too; throws within its own backward.
     follows_abandoned_ = iteration_->begin_forward();
-  } else if (!iteration_->is_under_way()) {
+    return;
+  }
+  refuse_write_by_hand();
+  if (!iteration_->is_under_way()) {
     await_compute();
   } else if (!iteration_->runs()) {
     refuse_outdated();
@@ -154,8 +192,12 @@ void Unit::begin_iteration() {
     rest();
   }
   prepare();
+  gather_on_all_ranks();
+}
+
+/// Past the order of gathers, which is of units that all ranks run.
+void Unit::gather_on_all_ranks() {
   if (may_be_unused_) {
-    // Past the order of gathers: the unit may run on some ranks alone.
     groups_.start_unshard();
     groups_.each(&GatheredState::unshard, comm_context());
   }

@@ -27,6 +27,7 @@ class UnitParameterGroups {
 
   const DataMesh& mesh() const { return mesh_; }
   std::vector<ParameterGroup>& groups() { return groups_; }
+  const std::vector<ParameterGroup>& groups() const { return groups_; }
 
   /// Made at the first call, if none was set.
   const CommContextPtr& shared_comm_context();

@@ -11,6 +11,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "unit/attached_units.h"
+#include "unit/stock_modules.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -186,6 +187,7 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
                       const Options& options) {
   check_post_forward_mesh(mesh, options.post_forward_mesh_size);
   check_computes_in_floats(options.mp_policy);
+  refuse_sparse_gradients(parameters);
   UnitSpec spec{modules, mesh, options, {}};
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, slot] = parameters[i];

@@ -37,7 +37,7 @@ struct UnitSpec {
 };
 
 /// From modules, their parameters and what was chosen for each. Throws Error for a parameter that
-/// cannot be placed on its mesh as the options say.
+/// cannot be placed on its mesh as the options say, and for one that gets sparse gradients.
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                       const std::vector<ParameterChoice>& choices, const DataMesh& mesh,
                       const Options& options);

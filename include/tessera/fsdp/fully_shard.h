@@ -56,8 +56,8 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 
 /// What a rank's mean over its own `rows` is multiplied by, so that the mean over the ranks of
 /// `mesh`, which FSDP takes of gradients, is the mean over all rows: rows * ranks / all rows.
-/// `mesh`: of any dimensions, that of the root. A rank without rows has no mean: give it a loss of
-/// 0.
+/// `mesh`: of any dimensions, that of the root. A rank without rows has no mean (libtorch's is
+/// NaN): give it a loss of 0, such as y.sum() of a result without rows.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
 /// Collective, between the hosts. Throws Error on all ranks for a negative number of rows, and if
 /// no rank has any.
@@ -111,14 +111,17 @@ class UnshardHandle {
 /// module that is not a unit; unshard also for parameters that are still on the meta device, and if
 /// ranks gather different units.
 void unshard(nn::ModuleBase& module);
-/// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed.
+/// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed. They are
+/// copies: if the program has written to one since unshard, throws Error after it has freed them,
+/// and so does the next forward.
 void reshard(nn::ModuleBase& module);
 /// Begins to gather, with the values that the shards have at this call; forward, unshard or the
 /// handle waits for it. Collective. Throws as unshard.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
 /// Unsharded parameters for as long as this lives; frees them after, unless they were unsharded
-/// before. Collective. Throws as unshard.
+/// before. Collective. Throws as unshard. The destructor warns of a parameter that was written: the
+/// write is lost.
 class UnshardScope {
  public:
   explicit UnshardScope(nn::ModuleBase& module);

@@ -79,8 +79,9 @@ struct Options {
   /// for what a step is. Not with post_forward_mesh_size.
   bool shard_over_replicas = false;
   /// Some ranks may leave this unit out of a forward (a branch, an expert). All ranks then gather
-  /// it when the root's forward begins and reduce it when backward ends, with zeros for what a rank
-  /// did not use. Without it, a unit that only some ranks run makes their collectives differ.
+  /// it when the root's forward begins, or when a backward begins for which it was freed, and
+  /// reduce it when backward ends, with zeros for what a rank did not use. Without it, a unit that
+  /// only some ranks run makes their collectives differ.
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
   /// Parameters with their own mesh are gathered and reduced over it. Where it is a part of the

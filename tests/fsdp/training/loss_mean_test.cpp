@@ -1,6 +1,7 @@
 // The mean of the loss over all tokens that count, where ranks and micro-batches have differently
 // many of them.
 
+#include <ATen/ops/mse_loss.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -192,6 +193,21 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
                       .allclose(alone.weight->grad(), 1e-4, 1e-5));
     });
   }
+}
+
+// libtorch's mean of no rows is NaN, also when it is weighed with 0.
+TEST(LossOfUnevenRows, HasAZeroForARankWithoutRows) {
+  LossHead alone;
+  at::mse_loss(alone(LossInputs()), at::zeros({kLossRows, 7})).backward();
+  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    LossHead head(mesh);
+    const at::Tensor x = LossInputs().narrow(0, 0, rank.rank() == 0 ? kLossRows : 0);
+    const at::Tensor y = head(x);
+    const at::Tensor mean = x.size(0) > 0 ? at::mse_loss(y, at::zeros_like(y)) : y.sum();
+    (mean * mean_weight(x.size(0), mesh)).backward();
+    EXPECT_TRUE(testing::full_tensor(head.slot("weight")->persistent().grad())
+                    .allclose(alone.weight->grad(), 1e-4, 1e-6));
+  });
 }
 
 TEST(LossOfUnevenRows, IsWarnedOfOnceWhereNothingWasSaid) {

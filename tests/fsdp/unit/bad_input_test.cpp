@@ -4,7 +4,10 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <cmath>
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/collectives.h"
@@ -161,24 +164,53 @@ class WarningsOfBatchNorm final : public c10::WarningHandler {
   std::vector<std::string> heard;
 };
 
+struct Normed : nn::Module<Normed> {
+  nn::Child<nn::Hooked<torch::nn::BatchNorm1d>> norm{*this, "norm", 4};
+};
+
+/// What is said of batch norm while `shard` makes units of a model.
+std::vector<std::string> warnings_of(Normed& model, const std::function<void(Normed&)>& shard) {
+  WarningsOfBatchNorm warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  shard(model);
+  return warnings.heard;
+}
+
 TEST(BadInput, BatchNormOfARanksOwnRowsIsWarnedOfOnce) {
-  struct Normed : nn::Module<Normed> {
-    nn::Child<nn::Hooked<torch::nn::BatchNorm1d>> norm{*this, "norm", 4};
-  };
   for (const int ranks : {1, 2}) {
     RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
-      WarningsOfBatchNorm warnings;
-      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-      Normed model, copied;
-      fully_shard(model, mesh);
-      replicate(copied, mesh);
-      ASSERT_EQ(warnings.heard.size(), ranks == 1 ? 0 : 2);
-      if (ranks > 1) {
-        EXPECT_CONTAINS(warnings.heard[1], "'norm', a ", "from this rank's part of the batch",
-                        "LayerNorm");
+      const std::vector<std::function<void(Normed&)>> ways = {
+          [&](Normed& model) { fully_shard(model, mesh); },
+          [&](Normed& model) { replicate(model, mesh); },
+          [&](Normed& model) { apply_plan(model, mesh, plan_units(model, wrap_named("norm"))); }};
+      for (const auto& way : ways) {
+        Normed model;
+        const std::vector<std::string> heard = warnings_of(model, way);
+        ASSERT_EQ(heard.size(), ranks == 1 ? 0 : 1);
+        if (ranks > 1) {
+          EXPECT_CONTAINS(heard[0], "'norm', a ", "from this rank's part of the batch",
+                          "LayerNorm");
+        }
       }
     });
   }
+}
+
+TEST(BadInput, BatchNormThatIsTheUnitIsCalledSo) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    Normed model;
+    const auto heard = warnings_of(model, [&](Normed& own) { fully_shard(*own.norm, mesh); });
+    ASSERT_EQ(heard.size(), 1);
+    EXPECT_CONTAINS(heard[0], "the unit itself, a ");
+  });
+}
+
+TEST(BadInput, BatchNormInEvalModeIsNotWarnedOf) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    Normed model;
+    model.norm->eval();
+    EXPECT_TRUE(warnings_of(model, [&](Normed& own) { fully_shard(own, mesh); }).empty());
+  });
 }
 
 TEST(BadInput, SparseGradientsAreRefused) {
@@ -191,6 +223,9 @@ TEST(BadInput, SparseGradientsAreRefused) {
     EXPECT_ERROR(fully_shard(table, mesh), "parameter 'rows.weight'", "Embedding",
                  "gets sparse gradients", "sparse(true)");
     EXPECT_ERROR(replicate(table, mesh), "gets sparse gradients");
+    EXPECT_ERROR(apply_plan(table, mesh, plan_units(table, wrap_named("linear"))),
+                 "parameter 'rows.weight'", "gets sparse gradients");
+    EXPECT_FALSE(is_fully_sharded(*table.linear));
     fully_shard(table, mesh, {.ignored = {table.rows->slot("weight")}});
   });
 }

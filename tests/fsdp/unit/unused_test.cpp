@@ -1,9 +1,13 @@
 // Parameters and units that not all ranks use.
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "fsdp/training/training.h"
+#include "state/settings.h"
 #include "tessera/optim/adamw.h"
 #include "testing/environment.h"
 
@@ -101,6 +105,92 @@ TEST(Unused, LetsRanksLeaveOutAUnitBetweenOthers) {
     model(x, rank.rank() == 1).sum().backward();
     testing::expect_gradients(model, testing::gradients_of(alone));
   });
+}
+
+/// A step in which the units are freed between a forward and its backward.
+struct FreedBetween {
+  const char* name;
+  std::function<void(Detour& model, const at::Tensor& x, bool use_extra)> step;
+};
+
+at::Tensor detour_loss(Detour& model, const at::Tensor& x, bool use_extra) {
+  return model(x, use_extra).square().mean();
+}
+
+void forward_without_gradients(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor loss = detour_loss(model, x, use_extra);
+  {
+    const c10::NoGradGuard no_grad;
+    model(x, use_extra);
+  }
+  loss.backward();
+}
+
+void backward_twice(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor loss = detour_loss(model, x, use_extra);
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward();
+}
+
+void gradient_penalty(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor input = x.clone().requires_grad_();
+  const at::Tensor loss = detour_loss(model, input, use_extra);
+  const auto gradients = torch::autograd::grad({loss}, {input}, {}, /*retain_graph=*/true,
+                                               /*create_graph=*/true);
+  (loss + gradients[0].square().sum()).backward();
+}
+
+void two_forwards(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor first = detour_loss(model, x, use_extra);
+  const at::Tensor second = detour_loss(model, 2 * x, !use_extra);
+  first.backward();
+  second.backward();
+}
+
+void freed_by_hand(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor loss = detour_loss(model, x, use_extra);
+  if (is_fully_sharded(*model.extra)) {
+    reshard(*model.extra);
+  }
+  loss.backward();
+}
+
+class UnusedAndFreed : public ::testing::TestWithParam<FreedBetween> {};
+
+TEST_P(UnusedAndFreed, IsGatheredByAllRanksInBackward) {
+  const at::Tensor x = testing::uniform_values({4, 3}, 9);
+  Filled<Detour> alone;
+  GetParam().step(alone, x, true);
+  GetParam().step(alone, x, false);
+  for (const bool reshards : {true, false}) {
+    RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<Detour> model;
+      fully_shard(*model.first, mesh);
+      fully_shard(*model.extra, mesh, {.reshard_after_forward = reshards, .may_be_unused = true});
+      fully_shard(model, mesh);
+      GetParam().step(model, x, rank.rank() == 1);
+      testing::expect_gradients(model, testing::gradients_of(alone), 0.5);
+      EXPECT_FALSE(model.extra->slot("weight")->gathered());
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, UnusedAndFreed,
+                         ::testing::Values(FreedBetween{"ForwardWithoutGradients",
+                                                        forward_without_gradients},
+                                           FreedBetween{"BackwardTwice", backward_twice},
+                                           FreedBetween{"GradientPenalty", gradient_penalty},
+                                           FreedBetween{"TwoForwards", two_forwards},
+                                           FreedBetween{"ByHand", freed_by_hand}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// It would be followed already.
+TEST(Unused, IsNoAdviceForAUnitThatIsMarked) {
+  Settings settings;
+  settings.may_be_unused = {"unit 'extra'"};
+  EXPECT_EQ(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra'"), "");
+  EXPECT_CONTAINS(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra2'"),
+                  "needs Options::may_be_unused");
 }
 
 TEST(Unused, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {

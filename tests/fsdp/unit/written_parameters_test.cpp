@@ -2,6 +2,8 @@
 // forward and its backward, which autograd refuses on one rank where it needs them; while they are
 // gathered; and in forward.
 
+#include <c10/util/Exception.h>
+
 #include "fsdp/parameter_group/over_replicas.h"
 #include "fsdp/training/training.h"
 #include "tessera/nn/child.h"
@@ -214,6 +216,65 @@ TEST(WrittenParameter, IsRefusedInForwardWhereTheWriteWouldBeLost) {
     fully_shard(model, mesh);
     model(at::ones({2, 3}));
     EXPECT_TRUE(testing::full_tensor(model.linear->slot("weight")->persistent()).equal(before / 2));
+  });
+}
+
+void double_gathered(nn::Linear& linear) {
+  const c10::AutoGradMode no_grad(false);
+  linear.weight->mul_(2);
+}
+
+TEST(WrittenParameter, IsRefusedWhereTheProgramHasUnshardedIt) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<nn::Linear> linear(3, 3);
+    fully_shard(linear, mesh);
+    const at::Tensor x = at::ones({2, 3});
+    const at::Tensor before = linear(x).detach();
+    unshard(linear);
+    double_gathered(linear);
+    EXPECT_ERROR(linear(x), "after unshard of the root unit", "'weight'", "slot->persistent()");
+    EXPECT_ERROR(reshard(linear), "after unshard of the root unit", "'weight'");
+    EXPECT_TRUE(linear(x).equal(before));
+    unshard(linear);
+    reshard(linear);
+  });
+}
+
+// The shards are what is gathered there.
+TEST(WrittenParameter, IsKeptOnOneRank) {
+  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<nn::Linear> linear(3, 3);
+    const at::Tensor before = linear.weight->detach().clone();
+    fully_shard(linear, mesh);
+    unshard(linear);
+    double_gathered(linear);
+    reshard(linear);
+    EXPECT_TRUE(testing::full_tensor(linear.slot("weight")->persistent()).equal(2 * before));
+  });
+}
+
+class WarningsOfWrites final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { heard.push_back(warning.msg()); }
+  std::vector<std::string> heard;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+TEST(WrittenParameter, IsWarnedOfAtTheEndOfAScope) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<nn::Linear> linear(3, 3);
+    fully_shard(linear, mesh);
+    const WarningsOfWrites warnings;
+    { const UnshardScope scope(linear); }
+    EXPECT_TRUE(warnings.heard.empty());
+    {
+      const UnshardScope scope(linear);
+      double_gathered(linear);
+    }
+    ASSERT_EQ(warnings.heard.size(), 1);
+    EXPECT_CONTAINS(warnings.heard[0], "after unshard of", "'weight'", "slot->persistent()");
   });
 }
 
