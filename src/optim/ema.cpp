@@ -10,6 +10,7 @@
 #include "local_shards.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::optim {
 
@@ -51,20 +52,32 @@ void Ema::make_averages() {
   }
 }
 
-void Ema::update(double gradient_factor) {
+/// state() has only shown an average that nothing has written yet. A load may have filled the
+/// parameter since.
+void Ema::begin_averages() {
+  make_averages();
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    if (averages_[i].defined() && tessera::detail::writes_of(averages_[i]) == 0) {
+      averages_[i].copy_(local_tensor(parameters()[i]->persistent()).detach());
+    }
+  }
+}
+
+template <class Factor>
+void Ema::step_inner(const Factor& gradient_factor) {
   check_not_swapped();
   const c10::AutoGradMode no_grad(false);
-  make_averages();
+  begin_averages();
   inner_->step(gradient_factor);
   average();
 }
 
+void Ema::update(double gradient_factor) {
+  step_inner(gradient_factor);
+}
+
 void Ema::update_scaled(const at::Tensor& gradient_factor) {
-  check_not_swapped();
-  const c10::AutoGradMode no_grad(false);
-  make_averages();
-  inner_->step(gradient_factor);
-  average();
+  step_inner(gradient_factor);
 }
 
 void Ema::average() {
@@ -93,7 +106,7 @@ std::vector<StateTensor> Ema::state() {
 /// All are checked before the first is exchanged.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
-  make_averages();
+  begin_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {
     TESSERA_CHECK(
         !averages_[i].defined() ||

@@ -69,6 +69,7 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
 /// Warm-up does not begin at 0: the first step (0) would do nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
+  TESSERA_CHECK(step >= 0, "the rate of step ", step, " was asked for; steps count from 0");
   // Not in the constructor: a run of no steps has a schedule, too. Without steps every rate is 0.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
                 " of a ", name_of(o.schedule),

@@ -10,6 +10,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::optim {
 
@@ -48,6 +49,11 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
   }
   const at::Tensor& local = local_tensor(slot.persistent());
   const at::Tensor& state = states_[index].tensors[0];
+  const c10::ScalarType type = state_dtype(group_of_[index], local.scalar_type());
+  TESSERA_CHECK(state.scalar_type() == type, "the optimizer's state of ", nn::describe(slot),
+                ", a ", local.scalar_type(), ", is ", state.scalar_type(),
+                ", but would be made as ", type,
+                " now; change the type of a parameter or of its state before the first step");
   TESSERA_CHECK(state.sizes() == local.sizes() && state.device() == local.device(),
                 "the local shard of a parameter has sizes ", local.sizes(), " on ", local.device(),
                 " but had ", state.sizes(), " on ", state.device(),
@@ -62,7 +68,9 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<at::Tensor> locals;
   std::vector<c10::ScalarType> dtypes;
   for (const std::size_t index : indices) {
-    if (states_[index].tensors.empty() && !state_names_.empty()) {
+    const State& state = states_[index];
+    const bool lacks = counts_steps_ ? !state.step.defined() : state.tensors.empty();
+    if (lacks && (counts_steps_ || !state_names_.empty())) {
       missing.push_back(index);
       locals.push_back(local_tensor(parameters_[index]->persistent()));
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
@@ -92,12 +100,14 @@ void SlotOptimizer::update(double gradient_factor) {
   const comm::CallerScope caller("optimizer step");
   const c10::AutoGradMode no_grad(false);
   update_shards(begin_step(), gradient_factor);
+  note_counters();
 }
 
 void SlotOptimizer::update_scaled(const at::Tensor& gradient_factor) {
   const comm::CallerScope caller("optimizer step");
   const c10::AutoGradMode no_grad(false);
   update_shards_scaled(begin_step(), gradient_factor);
+  note_counters();
 }
 
 void SlotOptimizer::update_shards_scaled(const std::vector<ShardUpdate>& shards,
@@ -149,7 +159,6 @@ std::vector<StateTensor> SlotOptimizer::state() {
     }
   }
   make_states(shown);
-  counters_shown_ = true;
   std::vector<StateTensor> list;
   for (const std::size_t i : shown) {
     const nn::SlotPtr& slot = parameters_[i];
@@ -166,14 +175,17 @@ std::vector<StateTensor> SlotOptimizer::state() {
 
 /// Waits for the device once after a load, and never in other steps.
 void SlotOptimizer::read_counters() {
-  if (!counters_shown_ || !counts_steps_) {
-    return;
-  }
-  counters_shown_ = false;
   for (State& state : states_) {
-    if (state.step.defined()) {
+    if (state.step.defined() && tessera::detail::writes_of(state.step) != state.writes) {
       state.steps = static_cast<std::int64_t>(state.step.item<double>());
     }
+  }
+}
+
+/// What writes to a counter from now on is not a step of this optimizer.
+void SlotOptimizer::note_counters() {
+  for (State& state : states_) {
+    state.writes = state.step.defined() ? tessera::detail::writes_of(state.step) : 0;
   }
 }
 

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_set>
 #include <vector>
 
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/optim/clip_grad.h"
 
 namespace tessera::training {
@@ -21,7 +23,7 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
   at::Tensor mean = value.to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
-    mesh.group().all_reduce(mean, ReduceOp::kAvg)->wait();
+    mesh.group_of_all_ranks().all_reduce(mean, ReduceOp::kAvg)->wait();
   }
   return mean;
 }
@@ -129,9 +131,13 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {
     return;
   }
-  const std::string found = optim::describe_nonfinite(parameters);
+  std::string found = optim::describe_nonfinite(parameters);
+  if (found.empty()) {
+    found = "all gradients are finite";
+    found += std::isnan(result.loss) ? ", as for a mean over no samples" : "";
+  }
   fail("step ", step, ": the loss is ", result.loss, " and the gradient norm ", result.grad_norm,
-       "; ", found.empty() ? "all gradients are finite" : found, "; ", options.advice_not_finite);
+       "; ", found, "; ", options.advice_not_finite);
 }
 
 /// libtorch knows neither the rank nor the unit. Its what() has the stack as well, in pages.
@@ -180,9 +186,28 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
   }
 }
 
+/// Those of the model, trained or not, and what else the optimizer updates.
+std::vector<nn::SlotPtr> parameters_of(const TrainState& state) {
+  std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
+  const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
+  for (const nn::SlotPtr& slot : state.optimizer.parameters()) {
+    if (!known.contains(slot)) {
+      parameters.push_back(slot);
+    }
+  }
+  return parameters;
+}
+
+void drop_gradients(const std::vector<nn::SlotPtr>& parameters) {
+  for (const nn::SlotPtr& slot : parameters) {
+    nn::drop_gradient(*slot);
+  }
+}
+
 /// What a step that throws has left must not be part of the next one.
-void clean_up(TrainState& state, const StepOptions& options) {
-  state.optimizer.zero_grad();
+void clean_up(TrainState& state, const StepOptions& options,
+              const std::vector<nn::SlotPtr>& parameters) {
+  drop_gradients(parameters);
   if (!options.sync_each_micro_batch) {
     fsdp::set_reshard_after_backward(state.model, true);
     fsdp::set_requires_gradient_sync(state.model, true);
@@ -197,12 +222,12 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
   update(state, data_mesh, options, parameters, loss, result);
   // After the checks, which look at the gradients.
-  state.optimizer.zero_grad();
+  drop_gradients(parameters);
   ++state.step;
   state.samples += options.batch;
   return result;
 } catch (...) {
-  clean_up(state, options);
+  clean_up(state, options, parameters);
   throw;
 }
 
@@ -211,7 +236,7 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss_of) try {
   check(state, options, loss_of);
-  const std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
+  const std::vector<nn::SlotPtr> parameters = parameters_of(state);
   check_gradients_are_summed(state, data_mesh, parameters);
   return make_step(state, data_mesh, options, parameters, loss_of);
 } catch (const c10::Error& error) {

@@ -146,6 +146,22 @@ TEST(AdamW, RefusesAShardThatChangedItsSizes) {
   EXPECT_ERROR(optimizer.step(), "has sizes [2] on cpu but had [4]");
 }
 
+TEST(AdamW, RefusesStateOfAnotherType) {
+  for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
+    const nn::SlotPtr slot = slot_of(at::ones({4}));
+    AdamW optimizer({slot}, {.moment_dtype = moments});
+    set_grad(slot, at::ones({4}));
+    optimizer.step();
+    slot->set(at::ones({4}, at::kDouble).requires_grad_());
+    set_grad(slot, at::ones({4}, at::kDouble));
+    EXPECT_ERROR(optimizer.step(), "would be made as Double now", "before the first step");
+    slot->set(at::ones({4}).requires_grad_());
+    set_grad(slot, at::ones({4}));
+    optimizer.options().moment_dtype = moments == at::kFloat ? at::kBFloat16 : at::kFloat;
+    EXPECT_ERROR(optimizer.step(), "the optimizer's state of a parameter of sizes [4]");
+  }
+}
+
 TEST(AdamW, RefusesAParameterWithoutValues) {
   nn::Linear module(2, 2);
   AdamW optimizer(module, kOptions);

@@ -49,6 +49,17 @@ TEST(Ema, ContinuesFromALoadedState) {
   EXPECT_TRUE(at::equal(ema.state()[0].tensor, at::full({3}, 2.5)));
 }
 
+/// A checkpoint without averages fills the parameters after state() was asked for.
+TEST(Ema, BeginsWithTheParametersOfTheFirstStep) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+  EXPECT_TRUE(at::equal(ema.state()[0].tensor, at::ones({3})));
+  slot->persistent().detach().fill_(5);
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_TRUE(at::equal(ema.state()[0].tensor, at::full({3}, 4.5)));
+}
+
 TEST(Ema, RefusesDecaysAndTypesThatDoNotFit) {
   const nn::SlotPtr slot = slot_of(at::ones({3}, at::kBFloat16));
   const auto sgd = std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{});

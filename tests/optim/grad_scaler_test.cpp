@@ -67,6 +67,27 @@ TEST(GradScaler, UnscalesInPlaceOnRequest) {
   EXPECT_TRUE(scaler.step(optimizer));
 }
 
+/// The gradient of the other one would be clipped too, stay scaled, or overflow unseen.
+TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
+  const nn::SlotPtr a = slot_of(at::ones({2})), b = slot_of(at::ones({2}));
+  set_grad(a, at::ones({2}));
+  AdamW optimizer({a, b}, kAdamW);
+  GradScaler scaler;
+  scaler.clip_grad_norm_({a}, 1.0);
+  EXPECT_TRUE(scaler.step(optimizer));  // b has no gradient
+  set_grad(b, at::full({2}, kInfinity));
+  const at::Tensor before = a->get().detach().clone();
+  scaler.clip_grad_norm_({a}, 1.0);
+  EXPECT_ERROR(scaler.step(optimizer), "a parameter of sizes [2]", "unscale_ of all");
+  scaler.unscale_({a});
+  EXPECT_ERROR(scaler.step(optimizer), "was not among the parameters");
+  for (const bool enabled : {true, false}) {
+    GradScaler other({.enabled = enabled});
+    EXPECT_ERROR(other.clip_and_step(optimizer, {a}, 1.0), "was not among the parameters");
+  }
+  EXPECT_TRUE(a->get().detach().equal(before));
+}
+
 TEST(GradScaler, UnscalesOnceAStep) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}));
   set_grad(slot, at::ones({2}));

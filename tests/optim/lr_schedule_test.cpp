@@ -108,6 +108,7 @@ TEST(LrSchedule, NeedsTheRunsStepsUnlessConstant) {
                  "LrScheduleOptions::steps");
   }
   EXPECT_ERROR(LrSchedule({.schedule = Schedule::kWsd}).factor(1), "step 1 of a wsd schedule");
+  EXPECT_ERROR(LrSchedule(LrScheduleOptions{}).factor(-1), "the rate of step -1");
 }
 
 TEST(ParseSchedule, KnowsItsNames) {

@@ -246,6 +246,53 @@ TEST(Optimizer, CountsStepsOfEachParameter) {
   EXPECT_EQ(value(b), value(alone));
 }
 
+/// Loaded into a list of states that was asked for before a step.
+TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
+  nn::Linear linear(16, 16);
+  nn::init_weights(linear, 0);
+  AdamW optimizer(linear, {.lr = 0.1});
+  const auto state = named_state(optimizer, linear);
+  const auto step = [&] {
+    linear(at::ones({1, 16})).sum().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  step();
+  for (const auto& [name, tensor] : state) {
+    name == "weight.step" ? tensor.fill_(7) : tensor.zero_();
+  }
+  const at::Tensor bias = linear.named_slots()[1].second->get().detach();
+  const at::Tensor before = bias.clone();
+  step();
+  // The first step of the bias, and not its eighth.
+  EXPECT_TRUE(bias.allclose(before * (1 - 0.1 * 1e-2) - 0.1));
+}
+
+/// Without other state.
+class CountedSteps final : public GroupedOptimizer<SgdOptions, BatchedOptimizer> {
+ public:
+  explicit CountedSteps(std::vector<nn::SlotPtr> slots)
+      : GroupedOptimizer({{std::move(slots), {.lr = 1}}}, /*state_names=*/{},
+                         /*counts_steps=*/true) {}
+
+ private:
+  void update_batch(const Batch& batch, std::size_t /*group*/) override {
+    for (std::size_t i = 0; i < batch.parameters.size(); ++i) {
+      batch.parameters[i].sub_(batch.steps[i]);
+    }
+  }
+};
+
+TEST(Optimizer, CountsStepsWithoutOtherState) {
+  const nn::SlotPtr a = with_grad(1.0, 1.0), b = with_grad(1.0, 1.0);
+  CountedSteps optimizer({a, b});
+  optimizer.step();
+  optimizer.step();
+  EXPECT_EQ(value(a), -2);
+  EXPECT_EQ(value(b), -2);
+  EXPECT_EQ(optimizer.state().front().tensor.item<double>(), 2);
+}
+
 TEST(OptimizerList, StepsAndSchedulesAllOfThem) {
   const nn::SlotPtr a = with_grad(1.0, 1.0);
   const nn::SlotPtr b = with_grad(1.0, 1.0);

@@ -153,6 +153,53 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveTheParametersAsTheyWere) {
   });
 }
 
+TEST(StepTest, SoDoTheyWithLossScaling) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    run.state->scaler = optim::GradScaler({.init_scale = 8});
+    run.step();
+    const at::Tensor before = run.weights();
+    const double added = rank.rank() == 1 ? std::nan("") : 0;
+    EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
+                                [&](std::int64_t i) { return run.loss(i) + added; }),
+                 "step 2: the loss is nan", "a mean over no samples");
+    EXPECT_TRUE(run.weights().equal(before));
+    run.step();
+    EXPECT_FALSE(run.weights().equal(before));
+  });
+}
+
+/// The optimizer updates a part of the model.
+TEST(StepTest, LeavesNoGradientsOfOthers) {
+  RunRanks(1, [](Rank& rank) {
+    MlpRun run(rank, 1, 1);
+    optim::AdamW optimizer(*run.model->down, {.lr = 0});
+    training::TrainState state{.model = *run.model, .optimizer = optimizer};
+    const auto norm = [&] {
+      return training::step(state, run.mesh["dp"], {}, [&](std::int64_t i) { return run.loss(i); })
+          .grad_norm;
+    };
+    EXPECT_EQ(norm(), norm());
+  });
+}
+
+TEST(StepTest, TakesTheMeshOfHsdp) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicas", "dp"});
+    Mlp model;
+    fsdp::fully_shard(model, mesh);
+    nn::init_weights(model, /*seed=*/3);
+    optim::AdamW optimizer(model, {.lr = 1e-2});
+    training::TrainState state{.model = model, .optimizer = optimizer};
+    const StepResult result = training::step(state, mesh, {.max_norm = 0.1}, [&](std::int64_t) {
+      const auto [x, y] = rows_of(0, rank.rank() * kBatch / 4, kBatch / 4);
+      return model(x, y);
+    });
+    EXPECT_NEAR(result.loss, on_one_rank().losses[0], 1e-6);
+    EXPECT_NEAR(result.grad_norm, on_one_rank().norms[0], 1e-6);
+  });
+}
+
 /// A step whose loss function throws at a micro-batch, caught, and another step.
 void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
   RunRanks(2, [&](Rank& rank) {

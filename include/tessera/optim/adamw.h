@@ -21,10 +21,12 @@ struct AdamWOptions {
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
   /// The type of both means: kFloat or kBFloat16. In bf16 they take half the memory, and are
   /// rounded up or down at random, right in the mean. Those of fp64 and complex parameters keep
-  /// their type.
+  /// their type. Not to be changed after the first step.
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
   /// bf16 means are rounded by random numbers. These depend on this seed, the parameter's FQN, the
-  /// element in the whole tensor and the step, not on the mesh.
+  /// element in the whole tensor and the step, not on the mesh. The FQN is that in the whole model,
+  /// once somebody has asked it for its slots: ask for them before the first step where optimizers
+  /// are made of parts of a model.
   std::uint64_t seed = 0;
 };
 

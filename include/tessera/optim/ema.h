@@ -14,8 +14,8 @@ namespace tessera::optim {
 
 /// An optimizer that also keeps an exponential moving average of the parameters that are trained
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
-/// parameter. The average begins as the parameters are at the first step, or when state() is first
-/// asked for. It is kept beside the local shards, in fp32 where these are narrower, and is part of
+/// parameter. The average begins as the parameters are before the first step, unless a load has
+/// filled it. It is kept beside the local shards, in fp32 where these are narrower, and is part of
 /// the state as "ema": checkpoints hold it, and a resumed run continues it exactly. It needs no
 /// communication.
 class Ema final : public Optimizer {
@@ -36,8 +36,11 @@ class Ema final : public Optimizer {
  private:
   void update(double gradient_factor) override;
   void update_scaled(const at::Tensor& gradient_factor) override;
+  template <class Factor>
+  void step_inner(const Factor& gradient_factor);
   void average();
   void make_averages();
+  void begin_averages();
   void check_not_swapped() const;
   void check_sizes(std::size_t index) const;
 

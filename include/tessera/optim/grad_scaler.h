@@ -70,12 +70,13 @@ class GradScaler {
 
   /// Makes step() clip the divided gradients to a norm of `max_norm`. Returns their norm before
   /// clipping, like optim::clip_grad_norm_; infinite or NaN if some overflowed. Collective like
-  /// that. At most once a step.
+  /// that. At most once a step, and of all parameters that step() is to update.
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
   /// Instead: divides the gradients now, in place, for code that reads or changes them before
   /// step(). Throws Error for gradients narrower than fp32, where small ones would vanish.
-  /// Collective like grad_norm(). At most once a step.
+  /// Collective like grad_norm(). At most once a step, and of all parameters that step() is to
+  /// update. optim::clip_grad_norm_ may then clip some of them.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
   /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
@@ -83,6 +84,7 @@ class GradScaler {
   /// it calls grad_norm() with `options` and is collective like that. Pipeline stages, whose ranks
   /// must skip the same steps, need NormOptions::over in whichever of these calls comes first.
   /// Throws Error, on every rank, if the scale would fall below min_scale; the scale then stays.
+  /// Throws Error for a parameter with a gradient that was not among those clipped or unscaled.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// What clip_and_step() did.
   struct ClippedStep {
@@ -91,11 +93,12 @@ class GradScaler {
   };
   /// clip_grad_norm_ and step in one. Where it is not enabled, it saves a pass over the gradients:
   /// the optimizer multiplies them as it reads them (optim::clip_factor). Their values are not
-  /// specified afterwards.
+  /// specified afterwards. Throws Error, before anything is changed, for a parameter with a
+  /// gradient that the optimizer updates and that is not among `parameters`.
   ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
                             double max_norm, const NormOptions& options = {});
-  /// The same. Where it is not enabled, `before_step` is given the norm before the optimizer steps:
-  /// if it throws, the parameters are as they were.
+  /// The same. `before_step` is given the norm before the optimizer steps, and is not called where
+  /// it does not: if it throws, the parameters are as they were.
   ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
                             double max_norm, const NormOptions& options,
                             const std::function<void(const at::Tensor& norm)>& before_step);
@@ -117,6 +120,7 @@ class GradScaler {
   struct Checked {
     bool finite = true;
     double factor = 1.0;  ///< by which step() multiplies the gradients
+    std::vector<nn::SlotPtr> parameters = {};
   };
   void check_once() const;
   void adjust(bool finite);

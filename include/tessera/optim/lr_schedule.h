@@ -31,7 +31,7 @@ struct LrScheduleOptions {
 ///   wsd (warm-up, stable, decay; Hu et al. 2024): 1 until the last D = round(decay_ratio N) steps,
 ///   then linear: (N - s) / D. D is at most N - W, with a warning where that shortens it
 /// A factor f that falls is lifted to min_factor + (1 - min_factor) f. So steps W - 1 and W have
-/// the full rate, and the last step a small one, not 0. Hugging Face's schedules agree from step W
+/// the full rate, and the last step is not 0. Hugging Face's schedules agree from step W
 /// on; their warm-up is s / W, so that their first step changes nothing.
 class LrSchedule {
  public:
@@ -41,8 +41,8 @@ class LrSchedule {
   [[deprecated("pass LrScheduleOptions")]] LrSchedule(Schedule schedule, std::int64_t warmup,
                                                       std::int64_t steps)
       : LrSchedule(LrScheduleOptions{.schedule = schedule, .warmup = warmup, .steps = steps}) {}
-  /// Pure. min_factor at and beyond step N, unless constant. Throws Error without steps, unless
-  /// constant.
+  /// Pure. After the warm-up min_factor at and beyond step N, unless constant. Throws Error for a
+  /// step below 0, and without steps, unless constant.
   double factor(std::int64_t step) const;
 
  private:

@@ -73,6 +73,7 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< one for each state name
     at::Tensor step;                  ///< 0-d fp32, on the shard's device; undefined if not counted
     std::int64_t steps = 0;           ///< what `step` holds, known without asking the device
+    std::uint32_t writes = 0;         ///< those to `step` that `steps` knows of
   };
   /// The state of a parameter that an earlier step has updated.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
@@ -89,13 +90,13 @@ class SlotOptimizer : public Optimizer {
   void check_parameter(std::size_t index) const;
   void make_states(const std::vector<std::size_t>& indices);
   void read_counters();
+  void note_counters();
 
   std::vector<nn::SlotPtr> parameters_;
   std::vector<std::size_t> group_of_;  // beside parameters_
   std::vector<State> states_;          // beside parameters_
   std::vector<std::string> state_names_;
   bool counts_steps_;
-  bool counters_shown_ = false;  ///< state() has handed them out, so a load may have written them
 };
 
 /// Shards that one list kernel updates: tensor i of each list belongs to tensor i of the others.
@@ -103,7 +104,7 @@ struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
   std::vector<at::Tensor> steps;                ///< the step now made, from 1; empty if not counted
-  /// Of each tensor, the place of its first shard in Optimizer::parameters().
+  /// The place of each tensor's first shard in Optimizer::parameters().
   std::vector<std::size_t> shards = {};
   /// Plain, 0-d fp64, on the device of the batch: what update_batch() multiplies the gradients by
   /// if it has said so (takes_gradient_factor). Undefined: nothing.

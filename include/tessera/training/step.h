@@ -52,11 +52,11 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 ///   const auto loss = [&](std::int64_t) { return at::mse_loss((*model)(x), y); };
 ///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, loss);
 ///
-/// `data_mesh`: 1-D, the ranks that hold different data. Collective over the model's meshes. Throws
-/// Error on every rank for a loss or gradient norm that is not finite, with the parameter; an error
-/// of libtorch's on one rank becomes an Error there, with the step, the FSDP unit and the rank. On
-/// every rank too for a model of which FSDP has put nothing on `data_mesh`, as no gradient would be
-/// summed over it.
+/// `data_mesh`: the ranks that hold different data, all dimensions of it. Collective over the
+/// model's meshes. Throws Error on every rank for a loss or gradient norm that is not finite, with
+/// the parameter; an error of libtorch's on one rank becomes an Error there, with the step, the
+/// FSDP unit and the rank. On every rank too for a model of which FSDP has put nothing on
+/// `data_mesh`, as no gradient would be summed over it.
 ///
 /// A step that throws leaves no gradients and is not counted. Where the figures were not finite, a
 /// CPU has found it before the update: the parameters are as they were. On a GPU, where the host
@@ -65,7 +65,7 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 
-/// The mean of a scalar over the ranks of a 1-D mesh, in fp32. Collective over `mesh`.
+/// The mean of a scalar over the ranks of a mesh, in fp32. Collective over `mesh`.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 
 }  // namespace tessera::training

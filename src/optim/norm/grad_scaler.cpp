@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <unordered_set>
 #include <utility>
 
 #include "local_shards.h"
@@ -19,6 +20,22 @@
 #include "tessera/core/error.h"
 
 namespace tessera::optim {
+namespace {
+
+/// Another gradient may have overflowed unseen, or would be multiplied by a factor that is not its
+/// own.
+void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
+  const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
+  for (const nn::SlotPtr& slot : optimizer.parameters()) {
+    TESSERA_CHECK(known.contains(slot) || !slot->persistent().grad().defined(),
+                  "a GradScaler was to update ", nn::describe(*slot),
+                  ", which was not among the parameters that were clipped or unscaled; give it all "
+                  "that the optimizer updates (to clip some alone: unscale_ of all, then "
+                  "optim::clip_grad_norm_ of some)");
+  }
+}
+
+}  // namespace
 
 /// NaN fails every comparison, so that it is refused as well.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
@@ -60,7 +77,8 @@ at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameter
                 " was asked for; it must not be negative");
   const at::Tensor scaled = grad_norm(parameters, options);
   const double norm = scaled.item<double>() / state_.scale;
-  checked_ = {std::isfinite(norm), std::min(1.0, max_norm / (norm + 1e-6)) / state_.scale};
+  checked_ = {std::isfinite(norm), std::min(1.0, max_norm / (norm + 1e-6)) / state_.scale,
+              parameters};
   return scaled / state_.scale;
 }
 
@@ -79,7 +97,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   }
   // The maximum is enough to know whether all are finite.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
-  checked_ = {std::isfinite(largest.item<double>()), 1.0};
+  checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
   // If not finite, gradients are not changed: the step is skipped.
   if (checked_->finite) {
     scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
@@ -99,10 +117,11 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     largest.norm_type = std::numeric_limits<double>::infinity();
     largest.error_if_nonfinite = false;
     const auto norm = grad_norm(optimizer.parameters(), largest).item<double>();
-    checked_ = {std::isfinite(norm), 1.0 / state_.scale};
+    checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
   // Taken out before the step: one that throws must not leave it for the next step.
   const Checked checked = *std::exchange(checked_, std::nullopt);
+  check_covers(checked.parameters, optimizer);
   if (checked.finite) {
     optimizer.step(checked.factor);
   }
@@ -119,8 +138,15 @@ GradScaler::ClippedStep GradScaler::clip_and_step(Optimizer& optimizer,
 GradScaler::ClippedStep GradScaler::clip_and_step(
     Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
     const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
+  check_covers(parameters, optimizer);
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
+    // Taken out meanwhile: before_step() may throw.
+    const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
+    if (checked->finite) {
+      before_step(norm);
+    }
+    checked_ = checked;
     return {norm, step(optimizer, options)};
   }
   ClipFactor clip;
