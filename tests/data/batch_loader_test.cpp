@@ -1,6 +1,7 @@
 #include "tessera/data/batch_loader.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -187,6 +188,27 @@ TEST(BatchLoader, RowsOfTheRanksMakeUpTheBatch) {
     EXPECT_TRUE(at::equal(part.inputs, whole.inputs.slice(0, rank * 2, rank * 2 + 2)));
     EXPECT_TRUE(at::equal(part.targets, whole.targets.slice(0, rank * 2, rank * 2 + 2)));
   }
+}
+
+/// Part i of the rows of all ranks, one behind the other, is micro-batch i of one rank.
+TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
+  const BatchLoader loader(Positions(100), 12, 4, 100);
+  const at::Tensor whole = loader.load(1, 0, 12).inputs;
+  for (const std::int64_t ranks : {1, 2, 3}) {
+    std::vector<at::Tensor> rows;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      rows.push_back(loader.load(1, rows_of_rank(12, 2, rank, ranks)).inputs);
+    }
+    const std::int64_t count = 6 / ranks;
+    for (std::int64_t i = 0; i < 2; ++i) {
+      std::vector<at::Tensor> parts;
+      for (const at::Tensor& own : rows) {
+        parts.push_back(own.narrow(0, i * count, count));
+      }
+      EXPECT_TRUE(at::cat(parts).equal(whole.narrow(0, i * 6, 6)));
+    }
+  }
+  EXPECT_ERROR(rows_of_rank(12, 2, 0, 4), "rank 0 of 4 in a batch of 12 and 2 micro-batches");
 }
 
 TEST(BatchLoader, GivesNoRowsForAnEmptyRange) {

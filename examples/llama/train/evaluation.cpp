@@ -27,8 +27,7 @@ std::int64_t held_out_batches(const LlamaRun& run) {
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
   const auto loss_of_batch = [&run](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
-    const data::BatchLoader::Batch batch =
-        run.own_rows(loader.load(i, run.first_row, run.first_row + run.rows, run.uses_cuda()));
+    const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
     tensor_parallel::CrossEntropyOptions options;
     if (loader.ignores_targets()) {
       options.tokens = tensor_parallel::tokens_per_rank(batch.targets, run.data_ranks);

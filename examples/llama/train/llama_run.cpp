@@ -58,16 +58,15 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
       data_ranks(data_mesh(mesh).flatten()),
       config(model_config(options)),
       data(open_training_data(options, config)),
-      rows(options.batch / batch_ranks.size()),
-      first_row(batch_ranks.local_rank() * rows),
+      rows(data::rows_of_rank(options.batch, options.accumulate, batch_ranks.local_rank(),
+                              batch_ranks.size())),
       model(make_filled_model(*this, loads, apply)),
       optimizer(make_optimizer(options, *model)),
       state{*model, *optimizer, optim::GradScaler({.enabled = options.param_dtype == "fp16"})},
       step_options_(step_options(options, data)),
       meter_(world, options.device) {
   if (data.loader) {
-    prefetch_.emplace(data.loader, first_row, first_row + rows, uses_cuda(),
-                      /*beside=*/!options.planned);
+    prefetch_.emplace(data.loader, rows, uses_cuda(), /*beside=*/!options.planned);
   }
   if (!options.planned) {
     check_same_data(options, data, *world);
@@ -75,11 +74,9 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
   manual_seed(options.seed);
 }
 
-/// A rank's rows of a batch are consecutive, and so are those of its micro-batches: the batch is
-/// the same for any number of ranks.
 at::Tensor LlamaRun::loss_of(const data::BatchLoader::Batch& batch, std::int64_t i,
                              const tensor_parallel::CrossEntropyOptions& loss) {
-  const std::int64_t count = rows / options.accumulate;
+  const std::int64_t count = rows.front().last - rows.front().first;
   return loss_of_rows(*model, options, batch.rows(i * count, count), loss);
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "examples/llama/models.h"
 #include "examples/llama/train/options/train_options.h"
@@ -44,7 +45,7 @@ struct LlamaRun {
   tessera::DeviceMesh data_ranks;   ///< 1-D: the ranks that hold different tokens
   Config config;
   TrainingData data;
-  std::int64_t rows, first_row;  ///< this rank's part of each batch
+  std::vector<tessera::data::RowRange> rows;  ///< this rank's of each batch, by micro-batch
   std::shared_ptr<Llama> model;
   std::unique_ptr<tessera::optim::Optimizer> optimizer;
   tessera::training::TrainState state;

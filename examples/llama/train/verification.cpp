@@ -27,7 +27,9 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 /// one rank's.
 std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
-      run.data.loader->load(run.state.samples / run.options.batch, run.first_row, run.first_row + 1)
+      run.data.loader
+          ->load(run.state.samples / run.options.batch, run.rows.front().first,
+                 run.rows.front().first + 1)
           .to(c10::Device(run.options.device));
   const data::BatchLoader::Batch own = tokens_of_rank(*run.model, whole);
   tensor_parallel::CrossEntropyOptions of_whole = run.loss_options(), of_own = of_whole;

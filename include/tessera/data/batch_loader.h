@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "tessera/data/samples.h"
@@ -32,6 +33,18 @@ struct BatchOptions {
   /// would be another document's token, is kIgnoredTarget.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
+
+/// Rows [first, last) of a batch.
+struct RowRange {
+  std::int64_t first = 0, last = 0;
+};
+
+/// The rows of rank `rank` in a batch that all ranks compute in `micro_batches` parts, one after
+/// the other: each part is shared out among the ranks. So a micro-batch has the same rows on any
+/// number of ranks, and its dropout the same random numbers. Throws Error unless ranks times
+/// micro-batches divide the batch.
+std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
+                                   std::int64_t rank, std::int64_t ranks);
 
 /// Batches of samples. Row i of step s is sample n = s * batch + i of the order. One source: sample
 /// n of it, modulo their number. Several sources: among the first N samples of the order each
@@ -68,6 +81,8 @@ class BatchLoader {
   /// program that uses CUDA. Throws Error for a token that the model does not have, with its
   /// position.
   Batch load(std::int64_t step, std::int64_t first, std::int64_t last, bool pinned = false) const;
+  /// The same of several ranges, one behind the other.
+  Batch load(std::int64_t step, std::span<const RowRange> ranges, bool pinned = false) const;
   /// The number of distinct samples of all sources.
   std::int64_t samples() const;
   /// Whether targets may be kIgnoredTarget, so that ranks count differently many.
@@ -79,6 +94,8 @@ class BatchLoader {
     std::int64_t sample;
   };
   Place place(std::int64_t n) const;
+  /// Sample n of the order into row i.
+  void read_row(std::int64_t n, const Batch& batch, std::int64_t i) const;
   void check_sizes() const;
 
   std::vector<WeightedSamples> sources_;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <vector>
 
 #include "tessera/data/batch_loader.h"
 #include "tessera/export.h"
@@ -20,6 +21,9 @@ class PrefetchLoader {
   /// allocations, which then come in an order that does not depend on threads.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first, std::int64_t last,
                  bool pinned = false, bool beside = true);
+  /// The same of several ranges, one behind the other.
+  PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::vector<RowRange> ranges,
+                 bool pinned = false, bool beside = true);
   /// Those of `step`, and begins to load those of the step behind it. Throws what load() throws, at
   /// the step that it is of.
   BatchLoader::Batch load(std::int64_t step);
@@ -28,7 +32,7 @@ class PrefetchLoader {
   void begin(std::int64_t step);
 
   std::shared_ptr<const BatchLoader> loader_;
-  std::int64_t first_, last_;
+  std::vector<RowRange> ranges_;
   bool pinned_, beside_;
   std::int64_t step_ = -1;                 ///< the one that is being loaded
   std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits

@@ -45,6 +45,21 @@ void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
 
 }  // namespace
 
+std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
+                                   std::int64_t rank, std::int64_t ranks) {
+  TESSERA_CHECK(
+      micro_batches > 0 && rank >= 0 && rank < ranks && batch % (micro_batches * ranks) == 0,
+      "the rows of rank ", rank, " of ", ranks, " in a batch of ", batch, " and ", micro_batches,
+      " micro-batches were asked for; ranks times micro-batches must divide the batch");
+  const std::int64_t count = batch / micro_batches / ranks;
+  std::vector<RowRange> rows;
+  for (std::int64_t i = 0; i < micro_batches; ++i) {
+    const std::int64_t first = (i * ranks + rank) * count;
+    rows.push_back({first, first + count});
+  }
+  return rows;
+}
+
 BatchLoader::BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options)
     : sources_(std::move(sources)), options_(options) {
   TESSERA_CHECK(options.batch > 0 && !sources_.empty(), "batches of ", options.batch,
@@ -75,31 +90,47 @@ void BatchLoader::check_sizes() const {
   }
 }
 
-/// Rows [first, last) of the batch: inputs and targets, (rows, sequence) each.
 BatchLoader::Batch BatchLoader::load(std::int64_t step, std::int64_t first, std::int64_t last,
                                      bool pinned) const {
+  const RowRange rows{first, last};
+  return load(step, std::span(&rows, 1), pinned);
+}
+
+BatchLoader::Batch BatchLoader::load(std::int64_t step, std::span<const RowRange> ranges,
+                                     bool pinned) const {
   TESSERA_CHECK(step >= 0, "the batch of step ", step, " was asked for; steps count from 0");
-  TESSERA_CHECK(first >= 0 && first <= last && last <= options_.batch, "rows [", first, ", ", last,
-                ") of step ", step, " were asked for, but a batch has rows [0, ", options_.batch,
-                ")");
+  std::int64_t rows = 0;
+  for (const auto [first, last] : ranges) {
+    TESSERA_CHECK(first >= 0 && first <= last && last <= options_.batch, "rows [", first, ", ",
+                  last, ") of step ", step, " were asked for, but a batch has rows [0, ",
+                  options_.batch, ")");
+    rows += last - first;
+  }
   const auto tensor = [&] {
-    return at::empty({last - first, sequence_}, at::dtype(at::kLong).pinned_memory(pinned));
+    return at::empty({rows, sequence_}, at::dtype(at::kLong).pinned_memory(pinned));
   };
   Batch result{tensor(), tensor(), options_.document_end ? tensor() : at::Tensor()};
   result.host_positions = result.positions;
-  const auto length = static_cast<std::size_t>(sequence_);
-  const auto row = [&](const at::Tensor& all, std::int64_t i) {
-    return std::span(all.mutable_data_ptr<std::int64_t>() + i * sequence_, length);
-  };
-  for (std::int64_t i = 0; i < last - first; ++i) {
-    const Place from = place(step * options_.batch + first + i);
-    from.source->read(from.sample, row(result.inputs, i), row(result.targets, i));
-    if (options_.document_end) {
-      part_documents(*options_.document_end, row(result.inputs, i), row(result.targets, i),
-                     row(result.positions, i));
+  std::int64_t i = 0;
+  for (const auto [first, last] : ranges) {
+    for (std::int64_t row = first; row < last; ++row) {
+      read_row(step * options_.batch + row, result, i++);
     }
   }
   return result;
+}
+
+void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) const {
+  const auto row = [&](const at::Tensor& all) {
+    return std::span(all.mutable_data_ptr<std::int64_t>() + i * sequence_,
+                     static_cast<std::size_t>(sequence_));
+  };
+  const Place from = place(n);
+  from.source->read(from.sample, row(batch.inputs), row(batch.targets));
+  if (options_.document_end) {
+    part_documents(*options_.document_end, row(batch.inputs), row(batch.targets),
+                   row(batch.positions));
+  }
 }
 
 /// All samples of a source, and again after the last one.

@@ -17,19 +17,22 @@ c10::Device current_gpu() {
 
 PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first,
                                std::int64_t last, bool pinned, bool beside)
-    : loader_(std::move(loader)), first_(first), last_(last), pinned_(pinned), beside_(beside) {}
+    : PrefetchLoader(std::move(loader), {RowRange{first, last}}, pinned, beside) {}
+
+PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
+                               std::vector<RowRange> ranges, bool pinned, bool beside)
+    : loader_(std::move(loader)), ranges_(std::move(ranges)), pinned_(pinned), beside_(beside) {}
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
   // A thread begins on the first GPU, where page-locked memory would make another context.
   const c10::Device device = pinned_ ? current_gpu() : c10::Device(c10::kCPU);
   // A copy of all that it needs: this object may be moved meanwhile.
-  batch_ =
-      std::async(beside_ ? std::launch::async : std::launch::deferred,
-                 [loader = loader_, first = first_, last = last_, pinned = pinned_, step, device] {
-                   const c10::DeviceGuard guard(device);
-                   return loader->load(step, first, last, pinned);
-                 });
+  batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
+                      [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
+                        const c10::DeviceGuard guard(device);
+                        return loader->load(step, ranges, pinned);
+                      });
   if (!beside_) {
     batch_.wait();  // computes it
   }

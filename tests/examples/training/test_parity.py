@@ -72,7 +72,8 @@ class Optimizers(programs.InFolder):
              ["--betas", "0.7,0.8", "--eps", 1e-3], ["--moment-dtype", "bf16"],
              ["--weight-decay", 30], ["--weight-decay", 30, "--decay-matrices-only"],
              ["--schedule", "wsd", "--decay-ratio", 0.5, "--min-lr", 1e-4],
-             ["--z-loss", 0.1, "--label-smoothing", 0.2], ["--shuffle", 3]]
+             ["--z-loss", 0.1, "--label-smoothing", 0.2], ["--shuffle", 3], ["--dropout", 0.3, "--accumulate", 2],
+             ["--lora-rank", 2, "--lora-dropout", 0.5, "--accumulate", 2]]
 
     def test_train_as_one_rank_does(self):
         seen = set()
