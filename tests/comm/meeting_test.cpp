@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "testing/errors.h"
 #include "testing/ranks.h"
 #include "watch/group_watch.h"
 #include "watch/meeting.h"
@@ -36,8 +38,8 @@ bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
   const auto watch = std::make_shared<GroupWatch>(watch_of(rank, world_size), "tp", ranks);
   const GroupInfo group{"tp", ranks, index, std::chrono::seconds(10), watch};
-  c10d::PrefixStore own(join(ranks), store);
-  return all_come_at_once(*store, own, group, world_size, "tp/" + std::to_string(earlier));
+  const StorePtr own = c10::make_intrusive<c10d::PrefixStore>(join(ranks), store);
+  return all_come_at_once(*store, *own, group, world_size, "tp/" + std::to_string(earlier));
 }
 
 TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
@@ -62,6 +64,29 @@ TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
       EXPECT_FALSE(comes_with_all(store, r, 3, {1, 2}, r == 1 ? 1 : 0));
     }
   });
+}
+
+/// As that of a process that is stopped.
+class SilentStore final : public c10d::HashStore {
+ public:
+  explicit SilentStore(std::shared_future<void> end) : end_(std::move(end)) {}
+  bool check(const std::vector<std::string>& keys) override {
+    end_.wait();
+    return HashStore::check(keys);
+  }
+
+ private:
+  std::shared_future<void> end_;
+};
+
+TEST(Meet, ASilentStoreIsWaitedForUntilTheTimeOut) {
+  std::promise<void> end;
+  const StorePtr store = c10::make_intrusive<SilentStore>(end.get_future().share());
+  const std::vector<int> ranks{0, 1};
+  const auto watch = std::make_shared<GroupWatch>(watch_of(1, 2), "tp", ranks);
+  const GroupInfo group{"tp", ranks, 1, std::chrono::seconds(2), watch};
+  EXPECT_ERROR(meet(*store, group), "a peer did not come within 2000 ms");
+  end.set_value();
 }
 
 }  // namespace

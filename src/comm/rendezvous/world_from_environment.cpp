@@ -27,6 +27,7 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d_store.h"
 #include "tessera/internals/detail/quiet_log.h"
+#include "watch/ask_in_time.h"
 
 namespace tessera::comm {
 namespace {
@@ -74,21 +75,25 @@ class JobWarnings final : public c10::WarningHandler {
     if (size_ == 1) {
       return true;
     }
-    const detail::QuietLog quiet;
     const std::string key = "warning/" + std::to_string(std::hash<std::string>()(text));
-    try {
-      if (rank_ != 0) {
-        let_rank_zero_come_first(key);
+    const auto is_first = [key, first_wait = rank_ != 0](detail::Store& store) {
+      const detail::QuietLog quiet;
+      if (first_wait) {
+        let_rank_zero_come_first(store, key);
       }
-      return store_->add(key, 1) == 1;
+      return store.add(key, 1) == 1;
+    };
+    try {
+      // Where the store is silent, or gone with rank 0: better twice than never.
+      return ask_in_time(store_, kRankZeroFirst + kStorePatience, is_first).value_or(true);
     } catch (const std::exception&) {
-      return true;  // the store is gone with rank 0: better twice than never
+      return true;
     }
   }
 
-  void let_rank_zero_come_first(const std::string& key) {
+  static void let_rank_zero_come_first(detail::Store& store, const std::string& key) {
     const auto end = std::chrono::steady_clock::now() + kRankZeroFirst;
-    while (!store_->check({key}) && std::chrono::steady_clock::now() < end) {
+    while (!store.check({key}) && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(kNap);
     }
   }

@@ -331,9 +331,18 @@ void WorldWatch::await_dumps(std::chrono::milliseconds most) const {
 
 std::vector<std::string> WorldWatch::answers_of_other_hosts(std::int64_t question,
                                                             std::chrono::milliseconds most) const {
+  if (remote_ == nullptr) {
+    return {};
+  }
+  if (question == 0) {  // nobody was asked
+    return {records_[0] == nullptr
+                ? "rank 0 does not answer, nor does its store: it is stopped, or its host is out "
+                  "of reach"
+                : "nobody can be asked, as the store does not answer"};
+  }
   const auto deadline = std::chrono::steady_clock::now() + most;
   std::vector<std::string> lines;
-  for (std::size_t i = 0; remote_ != nullptr && i < records_.size(); ++i) {
+  for (std::size_t i = 0; i < records_.size(); ++i) {
     const auto rank = static_cast<int>(i);
     std::optional<std::string> answer;
     while (records_[i] == nullptr && !(answer = remote_->answer_of(question, rank)) &&
