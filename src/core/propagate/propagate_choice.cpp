@@ -22,6 +22,16 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
+/// What it takes to move the whole tensor. A dimension without elements counts as one: a rank
+/// without rows has to choose as the others do.
+std::int64_t bytes_of(const TensorMeta& tensor) {
+  std::int64_t bytes = tensor.itemsize;
+  for (const std::int64_t size : tensor.sizes) {
+    bytes *= std::max<std::int64_t>(size, 1);
+  }
+  return bytes;
+}
+
 /// Sharded in either way: moving it costs an all-gather or an all-to-all.
 bool is_sharded(const FactorPlacement& placement) {
   return placement.kind == FactorPlacement::kFactor ||
@@ -49,7 +59,7 @@ TensorGroupChooser::TensorGroupChooser(const ShardingRule& rule, const OpCall& c
   }
   for (int index : group.inputs) {
     const auto at = static_cast<std::size_t>(index);
-    inputs_.push_back(read_input(index, inputs[at], call.tensors[at].itemsize));
+    inputs_.push_back(read_input(index, inputs[at]));
   }
   // In-place inputs first, as their layout cannot change; then large ones, whose movement costs
   // most. Stable: ranks must agree on ties.
@@ -60,14 +70,13 @@ TensorGroupChooser::TensorGroupChooser(const ShardingRule& rule, const OpCall& c
 
 /// Translates a layout into placements of factors, one per mesh dimension. A plain tensor is
 /// replicated everywhere, but proposes nothing (candidates()).
-TensorGroupChooser::Input TensorGroupChooser::read_input(int index, LayoutPtr layout,
-                                                         std::int64_t itemsize) const {
+TensorGroupChooser::Input TensorGroupChooser::read_input(int index, LayoutPtr layout) const {
   const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
   const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];
   Input input{.index = index, .plain = !layout};
   input.inplace = std::any_of(inplace_.begin(), inplace_.end(),
                               [&](const auto& pair) { return pair.input == index; });
-  input.bytes = itemsize * call_.tensors[static_cast<std::size_t>(index)].numel();
+  input.bytes = bytes_of(call_.tensors[static_cast<std::size_t>(index)]);
   input.placements.resize(mesh_sizes_.size());
   if (!layout) {
     return input;
@@ -331,7 +340,8 @@ double TensorGroupChooser::pending_bytes(std::size_t mesh_dim, const Choice& cho
     double bytes = inputs_.empty() ? 0.0 : 4.0;
     for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
       for (int factor : dim) {
-        bytes *= static_cast<double>(rule_.factors[static_cast<std::size_t>(factor)].size);
+        const std::int64_t size = rule_.factors[static_cast<std::size_t>(factor)].size;
+        bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));  // as bytes_of()
       }
     }
     for (std::size_t m = 0; m < before.size(); ++m) {

@@ -71,7 +71,7 @@ class TensorGroupChooser {
     friend auto operator<=>(const Cost&, const Cost&) = default;
   };
 
-  Input read_input(int index, LayoutPtr layout, std::int64_t itemsize) const;
+  Input read_input(int index, LayoutPtr layout) const;
   void read_dim(Input& input, const ShardingRule::Factors& factors, std::vector<Digit> digits,
                 std::int64_t size) const;
 

@@ -36,6 +36,16 @@ TEST(Propagate, BringsTheOtherInputToTheOrderOfTheLarger) {
   EXPECT_EQ(decided.outputs[0], large);
 }
 
+/// Or it would gather, and the others would not.
+TEST(Propagate, ARankWithoutRowsChoosesAsTheOthersDo) {
+  const LayoutPtr rows = Layout::intern(kMesh, {{{0, {1}}}, {}}, {});
+  const LayoutPtr whole = Layout::intern(kMesh, {{}}, {});
+  for (const std::int64_t batch : {8, 0}) {
+    const auto decided = decide(call("aten::mul.Tensor", {{batch, 4}, {4}}), {rows, whole});
+    EXPECT_EQ(decided.outputs[0], rows) << batch;
+  }
+}
+
 TEST(Propagate, InplaceKeepsTheOrderOfItsTensor) {
   const LayoutPtr own = layout({{{0, {1, 0}}}}), other = layout({{{0, {0, 1}}}});
   const auto decided = decide(call("aten::mul_.Tensor", {{8}, {8}}), {own, other});

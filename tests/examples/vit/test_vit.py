@@ -149,8 +149,10 @@ class Training(VitRuns):
                         torch.testing.assert_close(trained[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
     def test_ranks_without_images_take_part(self):
-        run = self.run_once(dp=2, batch=1)
-        self.assert_close(self.figures(run), self.train_in_torch(programs.read_metrics(run / "metrics.jsonl"), 1)[1])
+        for tp in (1, 2):
+            run = self.run_once(dp=2, tp=tp, batch=1)
+            want = self.train_in_torch(programs.read_metrics(run / "metrics.jsonl"), 1)[1]
+            self.assert_close(self.figures(run), want)
 
     def test_dropout_is_that_of_one_rank(self):
         alone = self.figures(self.run_once(dropout=0.2))
