@@ -55,12 +55,6 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Undefined also while gradients wait to be reduced.
-at::Tensor gradient_of(const at::Tensor& parameter) {
-  const at::Tensor& gradient = parameter.grad();
-  return nn::placeholder(gradient) != nullptr ? at::Tensor() : gradient;
-}
-
 /// Whether `rank` has the same shard as this one. A rank outside of the tensor's mesh is at this
 /// rank's place in another slice like it.
 bool holds_the_same(const ShardingSpec& spec, int rank) {
@@ -78,6 +72,24 @@ bool holds_the_same(const ShardingSpec& spec, int rank) {
     index /= spec.mesh.size(dim);
   }
   return true;
+}
+
+/// Whether the ranks of `mesh` have copies of it.
+bool is_copied(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  if (!tessera::is_distributed(tensor)) {
+    return true;
+  }
+  const ShardingSpec& spec = sharding_spec(tensor);
+  return std::ranges::all_of(mesh.ranks(), [&](int rank) { return holds_the_same(spec, rank); });
+}
+
+/// Undefined also while gradients wait to be reduced, and where each rank of `mesh` has its part:
+/// backward may leave a gradient split whose parameter is not.
+at::Tensor gradient_of(const at::Tensor& parameter, const DeviceMesh& mesh) {
+  const at::Tensor& gradient = parameter.grad();
+  const bool compared =
+      gradient.defined() && nn::placeholder(gradient) == nullptr && is_copied(gradient, mesh);
+  return compared ? gradient : at::Tensor();
 }
 
 /// Fake tensors have no values.
@@ -161,14 +173,7 @@ void EqualCopies::check_input(const nn::ModuleBase& module, const at::Tensor& te
 
 bool EqualCopies::has_copies(const nn::ParameterSlot& slot) const {
   const at::Tensor& tensor = slot.persistent();
-  if (tensor.is_meta() || is_distinct_on(slot, mesh_)) {
-    return false;
-  }
-  if (!tessera::is_distributed(tensor)) {
-    return true;
-  }
-  const ShardingSpec& spec = sharding_spec(tensor);
-  return std::ranges::all_of(mesh_.ranks(), [&](int rank) { return holds_the_same(spec, rank); });
+  return !tensor.is_meta() && !is_distinct_on(slot, mesh_) && is_copied(tensor, mesh_);
 }
 
 std::vector<Replica> EqualCopies::copies(bool gradients) const {
@@ -178,7 +183,7 @@ std::vector<Replica> EqualCopies::copies(bool gradients) const {
       const at::Tensor& tensor = slot->persistent();
       replicas.push_back(
           {detail::concat(gradients ? "the gradient of parameter '" : "parameter '", name, "'"),
-           local_tensor(gradients ? gradient_of(tensor) : tensor)});
+           local_tensor(gradients ? gradient_of(tensor, mesh_) : tensor)});
     }
   }
   return replicas;

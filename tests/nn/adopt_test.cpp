@@ -224,13 +224,14 @@ TEST(Adopt, InitialisersOfTheProgramComeFirst) {
   EXPECT_ERROR(init_weights(*model, 1), "'gain.shift' matches no parameter");
 }
 
-TEST(Adopt, UnfilledParametersAreNamed) {
+TEST(Adopt, UnfilledParametersAreNamedWithWhatFillsThem) {
   const auto model = [] {
     const MetaDevice meta;
     return adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());
   }();
   to_empty(*model, at::kCPU);
-  EXPECT_ERROR(init_weights(*model, 1), "'gain.scale'", "never filled");
+  EXPECT_ERROR(init_weights(*model, 1), "'gain.scale'", "never filled",
+               "below what nn::adopt returned, by its set_initializers");
 }
 
 }  // namespace adopt_test

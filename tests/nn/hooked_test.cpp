@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/nn/child.h"
 #include "tessera/nn/linear.h"
 
 namespace tessera::nn {
@@ -178,6 +180,23 @@ TEST(Hooked, ReachesTheParametersOfAnAttention) {
   EXPECT_EQ(testing::names_of(module.named_slots()),
             (std::vector<std::string>{"in_proj_weight", "in_proj_bias", "out_proj.weight",
                                       "out_proj.bias"}));
+}
+
+// A cast in the forward, as for a module of one's own, cannot be asked for.
+TEST(Hooked, SaysWhatToDoAboutABufferOfAnotherTypeThanParameters) {
+  struct Normed : Module<Normed> {
+    at::Tensor forward(const at::Tensor& x) { return norm(x); }
+    Child<Hooked<torch::nn::BatchNorm1d>> norm{*this, "norm", 3};
+  };
+  Normed module;
+  // As a unit of mixed precision has gathered them.
+  for (const auto& [name, slot] : module.named_slots()) {
+    slot->swap(slot->get().detach().to(at::kBFloat16));
+  }
+  EXPECT_THROWN(c10::Error, module(at::ones({2, 3}, at::kBFloat16)),
+                "'norm.running_mean' is of type Float, and parameters are BFloat16",
+                "make 'norm' an FSDP unit of its own, whose mp_policy has param_dtype = at::kFloat",
+                "and restore_input_dtype = true");
 }
 
 TEST(Hooked, RefusesNestedModulesThatItCannotReach) {

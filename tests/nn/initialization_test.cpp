@@ -65,6 +65,20 @@ TEST(InitWeights, NeedsStorage) {
   EXPECT_ERROR(init_weights(*model, 1), "to_empty");
 }
 
+TEST(InitWeights, SaysWhoFillsWhatItHasNot) {
+  struct Forgets : Module<Forgets> {
+    Forgets() { scale = register_slot("scale", {3}); }
+    Parameter scale;
+  };
+  Forgets module;
+  for (const auto init : {&init_weights, &init_unfilled}) {
+    const std::string message = testing::message_of([&] { init(module, 1); });
+    EXPECT_CONTAINS(message, "'scale'", "fill them in reset_parameters of their class");
+    EXPECT_FALSE(testing::Contains(message, {"nn::init_weights"}));
+  }
+  EXPECT_ERROR(check_initialized(module), "call nn::init_weights");
+}
+
 TEST(InitWeights, FillsEverything) {
   const auto model = meta_model();
   to_empty(*model, c10::kCPU);

@@ -326,6 +326,30 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
+TEST(Module, IsNamedWhereMemoryRunsOut) {
+  class Inner : public Module<Inner> {
+   public:
+    at::Tensor forward(const at::Tensor& x) {
+      if (x.dim() == 1) {
+        throw std::bad_array_new_length();
+      }
+      throw std::bad_alloc();
+    }
+  };
+  class Outer : public Module<Outer> {
+   public:
+    Outer() { inner = register_module("inner", std::make_shared<Inner>()); }
+    at::Tensor forward(const at::Tensor& x) { return (*inner)(x); }
+    std::shared_ptr<Inner> inner;
+  };
+  Outer module;
+  const auto call = [&] { module(at::ones({2, 3})); };
+  EXPECT_THROWN(std::bad_alloc, call(), "std::bad_alloc (in module 'inner', a ", "Inner)");
+  const std::string message = testing::message_of(call);
+  EXPECT_EQ(message.find("in module"), message.rfind("in module"));
+  EXPECT_THROWN(std::bad_array_new_length, module(at::ones({2})), "bad_array_new_length");
+}
+
 /// As in a unit of mixed precision: the parameter was gathered in bfloat16, the buffer is as it
 /// was.
 class Scaled : public Module<Scaled> {
@@ -365,7 +389,7 @@ TEST(Module, NamesABufferOfAnotherTypeInAnErrorOfLibtorch) {
     Root root(of_libtorch);
     EXPECT_THROWN(c10::Error, root(at::ones({2, 3}, at::kBFloat16)), "in module 'scaled.product'",
                   "; buffer 'scaled.table' is of type Float, and parameters are BFloat16",
-                  "buffer.to(x.scalar_type())");
+                  "cast it where it is used, buffer.to(x.scalar_type())");
     EXPECT_FALSE(testing::Contains(
         testing::message_of([&] { root(at::ones({2, 4}, at::kBFloat16)); }), {"; buffer"}));
   }

@@ -7,6 +7,7 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
+#include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
@@ -241,6 +242,32 @@ TEST(DebugMode, CompareGradientsAfterEachBackward) {
   });
   EXPECT_CONTAINS(errors, "the gradient of parameter 'weight' differs from rank 0 on ranks 1",
                   "its copies would drift apart");
+}
+
+/// `b` has no entry, and meets what `a` has split by features.
+struct SumOfTwo : nn::Module<SumOfTwo> {
+  at::Tensor forward(const at::Tensor& x) { return (a(x) + b(x)).square().sum(); }
+  nn::Child<nn::Linear> a{*this, "a", 8, 6};
+  nn::Child<nn::Linear> b{*this, "b", 8, 6};
+};
+
+// A part of a gradient is no copy of it, though its parameter is copied.
+TEST(DebugMode, LeaveOutGradientsThatAreSplit) {
+  const DebugChecks checks("1");
+  Filled<SumOfTwo> alone;
+  alone(tokens()).backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<SumOfTwo> model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}), {{"a", colwise_parallel()}});
+    model(tokens()).backward();
+    const at::Tensor& split = model.b->weight.slot()->persistent();
+    EXPECT_EQ(DistributedTensor(split).placements(), Placements{Replicate{}});
+    EXPECT_EQ(DistributedTensor(split.grad()).placements(), Placements{Shard{0}});
+    EXPECT_TRUE(full_tensor(split.grad()).allclose(alone.b->weight->grad()));
+    // The next forward compares the copies that a step has made of such gradients.
+    optim::Sgd(model, {.lr = 0.1}).step();
+    EXPECT_NO_THROW(model(tokens()));
+  });
 }
 
 // The gradients of FSDP's parameters exist once its reductions are done.

@@ -55,6 +55,18 @@ TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
   });
 }
 
+TEST(SplitOrigins, AreOfEquallyManyParameters) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    testing::Filled<nn::Linear> linear(4, 5, nn::LinearOptions{.bias = rank.rank() == 1});
+    split(linear, rank.mesh({2}, {"tp"}));
+    call(linear);
+  });
+  EXPECT_CONTAINS(errors, "of DeviceMesh((tp=2), cpu), rank 1 has 2 parameters where rank 0 has 1",
+                  "make the same model on every rank");
+  EXPECT_CONTAINS(errors[0], "(on this rank from parameter 'weight' to parameter 'weight')");
+  EXPECT_CONTAINS(errors[1], "(on this rank from parameter 'weight' to parameter 'bias')");
+}
+
 TEST(SplitOrigins, AreAcceptedForOneTensor) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     for (const bool sharded : {false, true}) {

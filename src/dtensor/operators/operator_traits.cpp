@@ -44,7 +44,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kOwnKernel, "_linalg_check_errors max_pool1d kron.out matmul.out"},
     TraitRow{Trait::kOwnKernel, "tensor_split.tensor_indices_or_sections ctc_loss.Tensor"},
     TraitRow{Trait::kOwnKernel, "value_selecting_reduction_backward one_hot"},
-    TraitRow{Trait::kOwnKernel, "quantile.* nanquantile.*"},
+    TraitRow{Trait::kOwnKernel, "quantile.* nanquantile.* bernoulli_.Tensor bernoulli.p"},
     TraitRow{Trait::kHelperTensors,
              "_scaled_dot_product_attention_math combinations ctc_loss.IntList istft "
              "linalg_matrix_power linalg_matrix_rank linalg_matrix_rank.atol_rtol_float "

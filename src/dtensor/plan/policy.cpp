@@ -214,7 +214,8 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
     const std::string name = tessera::is_distributed(tensor) ? parameter_name(tensor) : "";
     if (!name.empty()) {
       return "call the module of '" + name + "' as (*m)(x) and not as m->forward(x), so that its " +
-             "hooks run, or use it in the forward of the module that its plan was applied to";
+             "hooks run (another method than forward: as fsdp::register_forward_method returns " +
+             "it), or use it in the forward of the module that its plan was applied to";
     }
   }
   return "";

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "module/check_filled.h"
 #include "module/meta_buffers.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/module.h"
@@ -42,7 +43,7 @@ void refuse_meta_buffers(const ModuleBase& module, const std::string& asked) {
   }
 }
 
-void check_initialized(const ModuleBase& module, const std::string& asked) {
+void check_filled(const ModuleBase& module, const std::string& asked, const std::string& remedy) {
   Unfilled unfilled;
   unfilled.add(module.named_slots());
   unfilled.add(module.named_buffer_slots());
@@ -51,9 +52,13 @@ void check_initialized(const ModuleBase& module, const std::string& asked) {
                 "), and some are on the meta device, without storage; call nn::to_empty, then "
                 "nn::init_weights, or load a checkpoint");
   TESSERA_CHECK(unfilled.names.empty(), asked, ": the storage of ", unfilled.names.size(),
-                " parameters or buffers was never filled (", unfilled.first_names(),
-                "); call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
+                " parameters or buffers was never filled (", unfilled.first_names(), "); ", remedy);
   refuse_meta_buffers(module, asked);
+}
+
+void check_initialized(const ModuleBase& module, const std::string& asked) {
+  check_filled(module, asked,
+               "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
 }
 
 }  // namespace tessera::nn

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "module/check_filled.h"
 #include "module/meta_buffers.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -48,6 +49,11 @@ struct InitRun {
 };
 
 namespace {
+
+/// What mends an initialisation that has left some out.
+constexpr auto kFillOthers =
+    "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
+    "set_initializers";
 
 /// The parts of a fused parameter, each with the stream of a parameter by its name in files.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
@@ -173,7 +179,7 @@ void init_weights(ModuleBase& module, std::uint64_t seed) {
   const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
   run.reset_all(module);
-  check_initialized(module, "init_weights");
+  check_filled(module, "init_weights", kFillOthers);
 }
 
 void init_unfilled(ModuleBase& module, std::uint64_t seed) {
@@ -181,7 +187,7 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
   InitRun run(module, seed);
   run.unfilled_only = true;
   run.reset_all(module);
-  check_initialized(module, "init_unfilled");
+  check_filled(module, "init_unfilled", kFillOthers);
 }
 
 void init_buffers(ModuleBase& module, std::uint64_t seed) {

@@ -65,6 +65,12 @@ INSTANTIATE_TEST_SUITE_P(
         RandomCase{"normal", [](const at::Tensor& x) { return x.clone().normal_(2, 3); }},
         RandomCase{"bernoulli", [](const at::Tensor& x) { return x.clone().bernoulli_(0.3); }},
         RandomCase{"bernoulli_of_tensor", [](const at::Tensor& x) { return at::bernoulli(x); }},
+        RandomCase{"bernoulli_by_tensor",
+                   [](const at::Tensor& x) { return x.clone().bernoulli_(x); }},
+        RandomCase{"bernoulli_by_row",
+                   [](const at::Tensor& x) { return x.clone().bernoulli_(x.select(0, 0)); }},
+        RandomCase{"bernoulli_of_number",
+                   [](const at::Tensor& x) { return at::bernoulli(x, 0.3); }},
         RandomCase{"exponential", [](const at::Tensor& x) { return x.clone().exponential_(); }},
         RandomCase{"geometric", [](const at::Tensor& x) { return x.clone().geometric_(0.2); }},
         RandomCase{"cauchy", [](const at::Tensor& x) { return x.clone().cauchy_(1, 2); }},
@@ -104,6 +110,9 @@ TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
     at::rand_like(x);
     at::randn_like(x);
     at::normal_functional(x, 0, 1);
+    at::bernoulli(x);
+    at::bernoulli(x, 0.5);
+    x.clone().bernoulli_(x);
     x.bernoulli_(0.5);
     x.exponential_();
     at::empty_like(x, at::kLong).random_();
@@ -206,6 +215,8 @@ TEST(RandomOperators, HaveTheDistributionThatIsAskedFor) {
     }
     EXPECT_NEAR(mean(at::empty_like(x, at::kBool).random_()), 0.5, 0.02);
     EXPECT_NEAR(mean(at::empty_like(x, at::kBool).bernoulli_(0.3)), 0.3, 0.02);
+    EXPECT_NEAR(mean(at::bernoulli(x, 0.3)), 0.3, 0.02);
+    EXPECT_NEAR(mean(at::bernoulli(at::full_like(x, 0.3))), 0.3, 0.02);
   });
 }
 
@@ -270,6 +281,27 @@ TEST(RandomOperators, DrawFromTheGeneratorThatIsPassed) {
     x.uniform_();  // its own plan, and not this one's
     x.uniform_(0, 1, at::detail::createCPUGenerator(3));
     EXPECT_TRUE(at::equal(DistributedTensor(x).full_tensor(), own));
+  });
+}
+
+TEST(Bernoulli, DrawsFromTheGeneratorThatIsPassed) {
+  const auto generator = [] { return at::detail::createCPUGenerator(3); };
+  const at::Tensor own = at::bernoulli(at::full(kSizes, 0.5), generator());
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor x =
+        distribute_tensor(at::full(kSizes, 0.5), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_TRUE(at::equal(full_tensor(at::bernoulli(x, generator())), own));
+    EXPECT_TRUE(at::equal(full_tensor(x.clone().bernoulli_(x, generator())), own));
+  });
+}
+
+TEST(Bernoulli, RefusesPlainProbabilities) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
+    const auto before = random_state();
+    EXPECT_ERROR(x.bernoulli_(at::full(kSizes, 0.5)), "aten::bernoulli_.Tensor mixes distributed");
+    EXPECT_EQ(random_state().calls, before.calls);
+    EXPECT_TRUE(at::equal(full_tensor(x.bernoulli_(at::scalar_tensor(1.0))), at::ones(kSizes)));
   });
 }
 

@@ -40,7 +40,8 @@ TEST(Mistakes, ForwardInsteadOfTheCall) {
     EXPECT_ERROR(model.up->forward(at::ones({3, 4})), "has hooks", "(*m)(x)");
     // What a forward of one's own does: nothing tells it that the hooks have not run.
     EXPECT_ERROR(at::linear(at::ones({3, 4}), *model.up->weight), "argument 0, [3, 4], is plain",
-                 "'up.weight', [", "(*m)(x) and not as m->forward(x)", "plan");
+                 "'up.weight', [", "(*m)(x) and not as m->forward(x)",
+                 "as fsdp::register_forward_method returns it", "plan");
   });
 }
 

@@ -41,7 +41,7 @@ std::int64_t origin_of(const ParameterSlot& slot);
 
 /// "the shards of ... on rank 0 and rank 2 are parts of different tensors"; empty: of none. The
 /// ranks of the mesh give the same parameters, each as it is named in messages, with its origin.
-/// Collective, between the hosts.
+/// Collective, between the hosts. Throws Error, on all ranks, if some give more than others.
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
