@@ -73,6 +73,9 @@ void train(const Options& o) {
 }
 
 void plan(const Options& o) {
+  if (!o.html.empty()) {
+    const files::AtomicFile probe(o.html);  // throws before the work
+  }
   // The sizes of a rank: its rows of the batch, and the tokens of each that it holds.
   const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
     return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,

@@ -16,12 +16,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-void run_or_fail(comm::Communicator& group, c10::Device device, const std::function<void()>& work) {
-  if (const auto failure = comm::first_failure(group, device, work)) {
-    throw Error(failure->message);
-  }
-}
-
 /// The result of a failed read for the files.
 struct Proof {
   bool damaged = false;
@@ -57,11 +51,11 @@ comm::CommunicatorPtr hosts_of_saves(comm::World& world) {
 }
 
 void run_or_fail_on_all(comm::World& world, const std::function<void()>& work) {
-  run_or_fail(*all_ranks(world), c10::Device(world.options().device), work);
+  comm::run_or_fail_together(*all_ranks(world), c10::Device(world.options().device), work);
 }
 
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work) {
-  run_or_fail(hosts, c10::kCPU, work);
+  comm::run_or_fail_together(hosts, c10::kCPU, work);
 }
 
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work) {

@@ -15,6 +15,7 @@
 
 #include "group_info.h"
 #include "tessera/core/detail/rounding.h"
+#include "tessera/core/error.h"
 
 namespace tessera::comm {
 namespace {
@@ -193,6 +194,13 @@ std::optional<Failure> first_failure(Communicator& group, c10::Device device,
     return std::nullopt;
   }
   return Failure{first, broadcast_text(group, device, first, own)};
+}
+
+void run_or_fail_together(Communicator& group, c10::Device device,
+                          const std::function<void()>& work) {
+  if (const auto failure = first_failure(group, device, work)) {
+    fail(failure->message);
+  }
 }
 
 }  // namespace tessera::comm

@@ -25,7 +25,8 @@ struct GroupInfo {
   std::chrono::milliseconds timeout{};
   /// Set for every group whose ranks wait for one another; nullptr for one rank, or for fake ranks.
   std::shared_ptr<GroupWatch> watch{};
-  /// Of each rank, in group order; hosts are numbered as they come. Empty: not known, or one host.
+  /// Each rank's host, in group order; hosts are numbered as they come. Empty: not known, or one
+  /// host.
   std::vector<int> hosts{};
   int ranks_here = 1;  ///< of the world, on this rank's host
 

@@ -119,7 +119,7 @@ void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
   // The job's tokens, divided among ranks: with tensor parallelism a rank works on parts of more.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
-  if (!peak_flops) {
+  if (!peak_flops || tokens == 0) {
     return;
   }
   metrics.mfu = 100 * per_rank * flops.per_token / *peak_flops;

@@ -18,9 +18,9 @@
 namespace tessera::observe {
 namespace {
 
-// Curves of the report, as SVG that needs no script and no file beside the report.
-// Charts: axes first, then the curves. Coordinates are those of the viewBox; the page scales the
-// whole. Colours and line widths are classes of report_style.h.
+// Curves are SVG, which needs no script and no file beside the report: axes first, then the curves.
+// Coordinates are those of the viewBox; the page scales the whole. Colours and line widths are
+// classes of report_style.h.
 
 /// A curve over the steps of a run.
 struct Chart {
@@ -67,8 +67,7 @@ Points thinned(const Points& points) {
   return result;
 }
 
-/// Mean over the points around each point.
-/// `reach` points on each side.
+/// Mean over the points around each point, `reach` on each side.
 Points running_mean(const Points& points, std::size_t reach) {
   // Running sums: the time does not depend on `reach`. Fewer points at the ends.
   std::vector<double> sums(1, 0);
@@ -85,8 +84,7 @@ Points running_mean(const Points& points, std::size_t reach) {
   return result;
 }
 
-/// Draws in the plot's coordinates.
-/// `points` are finite and at least one; both arguments outlive the plot.
+/// Draws a chart. `points` are finite, at least one. Both arguments must outlive the plot.
 class Plot {
  public:
   Plot(const Chart& chart, const Points& points) : chart_(chart), points_(points) {
@@ -199,8 +197,8 @@ std::string chart_svg(const Chart& chart) {
 
 using Steps = std::vector<StepMetrics>;
 
-/// Middle value of a field over the steps: the first ones are slower than the rest.
-/// `field`: a member, or a function of a step.
+/// The middle value, since the first steps are slower than the rest. `field`: a member, or a
+/// function of a step.
 template <class Field>
 double median(const Steps& steps, Field field) {
   std::vector<double> values;
@@ -271,8 +269,7 @@ std::string charts(const Steps& steps) {
   Chart speed = chart_of(steps, "Throughput", "tokens/s", &StepMetrics::tokens_per_s);
   // A throughput that varies by 1 % should look flat.
   speed.from_zero = true;
-  // In a unit that gives round ticks.
-  // By the last step, whose peak is the largest: one unit for the whole curve.
+  // The last step's peak is the largest: it chooses one unit, with round ticks, for the curve.
   const bool large = steps.back().peak_memory_bytes >= (std::int64_t{1} << 30);
   const double unit = large ? 1 << 30 : 1 << 20;
   Chart memory = chart_of(steps, "Peak memory of rank 0", large ? "GiB" : "MiB",

@@ -44,14 +44,11 @@ optim::GradScaler::State scaler_state(const Json& saved) {
 /// What fails there is an Error on all ranks.
 void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
   const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
-  const auto failure = comm::first_failure(*group, c10::Device(c10::kCPU), [&] {
+  comm::run_or_fail_together(*group, c10::kCPU, [&] {
     if (world.rank() == 0) {
       work();
     }
   });
-  if (failure) {
-    fail(failure->message);
-  }
 }
 
 void unlock(int lock) {

@@ -206,7 +206,7 @@ TEST(ExportStep, RefusesToLeaveOutAHeadThatReadersExpect) {
     }
   });
   EXPECT_FALSE(std::filesystem::exists(dir / "new"));
-  // Of another class, whose default is not known.
+  // The default of another class is not known.
   export_hugging_face(dir / "step-00000001", dir / "out", R"({"model_type": "gemma"})");
 }
 

@@ -99,6 +99,8 @@ TEST(SafetensorsFile, GivesMetadata) {
   const SafetensorsFile file(folder / "m");
   EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.metadata().at("a"), "\xc3\xa9");
+  WriteFile(folder / "none", SafetensorsBytes(R"({"__metadata__":null})"));
+  EXPECT_TRUE(SafetensorsFile(folder / "none").metadata().empty());
 }
 
 TEST(SafetensorsFile, ReadsEveryBlock) {

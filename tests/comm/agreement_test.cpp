@@ -8,6 +8,7 @@
 
 #include "group_of_all.h"
 #include "tessera/core/error.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
@@ -84,6 +85,16 @@ TEST(Agreement, TellsAllRanksOfTheFirstFailure) {
     EXPECT_EQ(failure->rank, 1);
     EXPECT_EQ(failure->message, "rank 1 has no room");
     EXPECT_FALSE(first_failure(*group_of_all(*rank.world()), c10::kCPU, [] {}));
+  });
+}
+
+TEST(Agreement, FailsOnAllRanksIfWorkFailsOnOne) {
+  RunRanks(3, [](Rank& rank) {
+    const auto group = group_of_all(*rank.world());
+    EXPECT_NO_THROW(run_or_fail_together(*group, c10::kCPU, [] {}));
+    EXPECT_ERROR(run_or_fail_together(*group, c10::kCPU,
+                                      [&] { TESSERA_CHECK(rank.rank() != 1, "no room"); }),
+                 "no room");
   });
 }
 

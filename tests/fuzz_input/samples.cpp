@@ -36,7 +36,8 @@ std::string index_of_shards() {
 
 std::string shard_with(const std::string& sharding_info) {
   const json header = {
-      {"__metadata__", {{"format", "pt"}, {"DCP_SHARDING_INFO", sharding_info}}},
+      {"__metadata__",
+       {{"format", "pt"}, {"DCP_VERSION", "1.0"}, {"DCP_SHARDING_INFO", sharding_info}}},
       {"w", {{"dtype", "F32"}, {"shape", {2, 3}}, {"data_offsets", {0, 24}}}},
       {"step", {{"dtype", "F32"}, {"shape", json::array()}, {"data_offsets", {24, 28}}}}};
   const std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);

@@ -95,7 +95,7 @@ TEST(CompareRuns, RecordsThenFindsEveryMeshEqual) {
   }
 }
 
-/// Of 4 heads with 2 keys and values 4 ranks compute each of these twice.
+/// 4 ranks compute each of the 2 keys and values of 4 heads twice.
 TEST(CompareRuns, ComparesEveryCopyOfAHead) {
   const TemporaryFolder folder;
   const nn::AttentionOptions few{.hidden = 12, .heads = 4, .kv_heads = 2};

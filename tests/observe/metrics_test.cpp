@@ -192,10 +192,11 @@ TEST(SetThroughput, DividesTheWorkAmongTheRanks) {
   EXPECT_DOUBLE_EQ(*metrics.mfu_causal, 2048 * 1.5e9 / 100e12 * 100);
 }
 
-TEST(SetThroughput, LeavesMfuUnknownWithoutAPeak) {
+TEST(SetThroughput, LeavesMfuUnknownWithoutAPeakOrTokens) {
   StepMetrics metrics;
   metrics.step_time_s = 1;
   set_throughput(metrics, 1, 1, {}, std::nullopt);
+  set_throughput(metrics, 0, 1, {.per_token = 2e9}, 100e12);
   EXPECT_FALSE(metrics.mfu || metrics.mfu_causal);
 }
 

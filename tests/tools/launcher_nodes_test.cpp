@@ -151,27 +151,36 @@ const std::vector<std::string> kAnyNumber{"--rdzv-backend", "c10d"};
 /// Waits until rank 0 has begun.
 const std::string kOnceBegun = "while [ ! -s $S ]; do sleep 0.05; done; ";
 
+/// The two launchers of a job that may start again.
+struct TwoNodes {
+  explicit TwoNodes(const std::string& script, bool numbered = true)
+      : one(Words(script, numbered, "0")), other(Words(script, numbered, "1")) {}
+  std::vector<std::string> Words(const std::string& script, bool numbered,
+                                 const std::string& number) const {
+    return Again(place, folder, "2", script,
+                 numbered ? std::vector<std::string>{"--node-rank", number} : kAnyNumber);
+  }
+
+  const TemporaryFolder folder;
+  const std::string place = FreePlace();
+  Launcher one;
+  Launcher other;
+};
+
 TEST(LauncherNodes, BeginAgainTogether) {
   for (const bool numbered : {true, false}) {
-    const TemporaryFolder folder;
-    const auto place = FreePlace();
     // The fourth rank fails in the first start, and the others would wait for ever.
-    const auto node = [&](const std::string& number) {
-      return Again(place, folder, "2",
-                   kOnceBegun +
+    TwoNodes nodes(kOnceBegun +
                        "[ -e $S.failed ] && exit 0; [ $RANK = 3 ] || exec sleep 1000; "
                        "sleep 0.3; touch $S.failed; exit 5",
-                   numbered ? std::vector<std::string>{"--node-rank", number} : kAnyNumber);
-    };
-    Launcher one(node("0"));
-    Launcher other(node("1"));
-    for (auto* launcher : {&one, &other}) {
+                   numbered);
+    for (auto* launcher : {&nodes.one, &nodes.other}) {
       const auto result = launcher->wait();
       EXPECT_EQ(result.code, 0) << result.err;
       EXPECT_CONTAINS(result.err, "rank 3 (pid ", " exited with code 5; ending the ",
                       "starting the job again (restart 1 of 3)");
     }
-    EXPECT_EQ(ReadFile(folder / "starts"), "4\n4\n");
+    EXPECT_EQ(ReadFile(nodes.folder / "starts"), "4\n4\n");
   }
 }
 
@@ -241,21 +250,13 @@ TEST(LauncherNodes, StopWaitingOnRequestBeforeARestart) {
 
 /// Ranks that save where another node has failed are no reason to miss the restart.
 TEST(LauncherNodes, BeginAgainAlsoWhereTheRanksHaveSaved) {
-  const TemporaryFolder folder;
-  const auto place = FreePlace();
-  const auto node = [&](const std::string& number) {
-    return Again(place, folder, "2",
-                 kOnceBegun +
-                     "[ -e $S.failed ] && exit 0; trap 'exit 75' TERM; touch $S.$RANK; "
-                     "while [ ! -e $S.0 -o ! -e $S.1 -o $RANK != 3 ]; do sleep 0.05; done; "
-                     "touch $S.failed; exit 5",
-                 {"--node-rank", number});
-  };
-  Launcher one(node("0"));
-  Launcher other(node("1"));
-  EXPECT_EQ(one.wait().code, 0);
-  EXPECT_EQ(other.wait().code, 0);
-  EXPECT_EQ(ReadFile(folder / "starts"), "4\n4\n");
+  TwoNodes nodes(kOnceBegun +
+                 "[ -e $S.failed ] && exit 0; trap 'exit 75' TERM; touch $S.$RANK; "
+                 "while [ ! -e $S.0 -o ! -e $S.1 -o $RANK != 3 ]; do sleep 0.05; done; "
+                 "touch $S.failed; exit 5");
+  EXPECT_EQ(nodes.one.wait().code, 0);
+  EXPECT_EQ(nodes.other.wait().code, 0);
+  EXPECT_EQ(ReadFile(nodes.folder / "starts"), "4\n4\n");
 }
 
 /// What a process has computed, in ticks of 10 ms.
@@ -273,20 +274,13 @@ int TicksOf(pid_t pid) {
 
 /// The other node's last word must not keep the launcher busy, which only waits for its reader.
 TEST(LauncherNodes, SleepWhileAReaderStalls) {
-  const TemporaryFolder folder;
-  const auto place = FreePlace();
-  const auto node = [&](const std::string& number) {
-    return Again(place, folder, "2",
-                 "[ $RANK != 1 ] || head -c 600000 /dev/zero | tr '\\0' x | fold; "
-                 "[ $RANK -lt 2 ] || sleep 0.7",
-                 {"--node-rank", number});
-  };
-  Launcher stalled(node("0"));
-  Launcher other(node("1"));
-  EXPECT_EQ(other.wait().code, 0);
+  TwoNodes nodes(
+      "[ $RANK != 1 ] || head -c 600000 /dev/zero | tr '\\0' x | fold; "
+      "[ $RANK -lt 2 ] || sleep 0.7");
+  EXPECT_EQ(nodes.other.wait().code, 0);
   std::this_thread::sleep_for(500ms);
-  EXPECT_LT(TicksOf(stalled.pid()), 15);
-  EXPECT_EQ(stalled.wait().code, 0);
+  EXPECT_LT(TicksOf(nodes.one.pid()), 15);
+  EXPECT_EQ(nodes.one.wait().code, 0);
 }
 
 TEST(LauncherNodes, StopWaitingOnRequest) {

@@ -1,20 +1,25 @@
 // Says before a run of llama_train what every rank of it will hold, send and take.
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "examples/llama/cli.h"
 #include "examples/llama/named_files.h"
 #include "examples/llama/plan/plan_llama.h"
+#include "examples/llama/same_start.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/planning/page.h"
 #include "tessera/planning/report.h"
@@ -71,6 +76,25 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
+/// Better to learn before the work than after it.
+void check_can_write(const char* flag, const std::string& file) {
+  if (file.empty()) {
+    return;
+  }
+  std::error_code error;
+  const bool exists = std::filesystem::exists(file, error);
+  const std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
+  const bool can = exists ? !std::filesystem::is_directory(file) && access(file.c_str(), W_OK) == 0
+                          : access(folder.c_str(), W_OK | X_OK) == 0;
+  TESSERA_CHECK(can, "can't write ", flag, " ", file, "; give a file in an existing folder");
+}
+
+void check_outputs(const PlanFlags& flags) {
+  check_can_write("--calibrate", flags.calibrate);
+  check_can_write("--json", flags.json);
+  check_can_write("--html", flags.html);
+}
+
 void write_file(const char* flag, const std::string& file, const std::string& text) {
   std::ofstream out(file);
   out << text;
@@ -79,13 +103,19 @@ void write_file(const char* flag, const std::string& file, const std::string& te
 }
 
 /// Writes the machine of --calibrate on rank 0. Others return nullopt.
-std::optional<planning::Machine> calibrated(const std::string& file, const TrainOptions& options) {
+std::optional<planning::Machine> calibrated(const PlanFlags& flags, const TrainOptions& options) {
   const tessera::comm::WorldScope scope(tessera::comm::world_from_environment());
+  tessera::comm::World& world = *scope.world();
+  tessera::comm::run_or_fail_together(*start_group(world), c10::kCPU, [&] {
+    if (world.rank() == 0) {
+      check_outputs(flags);
+    }
+  });
   planning::Machine machine = calibrate_llama(options, scope.world());
-  if (scope.world()->rank() > 0) {
+  if (world.rank() > 0) {
     return std::nullopt;
   }
-  write_file("--calibrate", file, planning::to_toml(machine));
+  write_file("--calibrate", flags.calibrate, planning::to_toml(machine));
   return machine;
 }
 
@@ -122,8 +152,10 @@ int plan(std::vector<std::string> arguments) {
     machine = planning::machine_of(flags.gpu, "--gpu");
   }
   try {
-    if (!flags.calibrate.empty()) {
-      machine = calibrated(flags.calibrate, options);
+    if (flags.calibrate.empty()) {
+      check_outputs(flags);
+    } else {
+      machine = calibrated(flags, options);
       if (!machine) {
         return 0;
       }

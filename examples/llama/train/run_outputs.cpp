@@ -89,14 +89,11 @@ std::string fp8_share(const Llama& model) {
 /// Agreed on: the others would otherwise set out and miss rank 0, which does the work.
 void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
                      training::MetricLog& log) {
-  const auto failure = comm::first_failure(*start_group(*run.world), c10::Device(c10::kCPU), [&] {
+  comm::run_or_fail_together(*start_group(*run.world), c10::kCPU, [&] {
     if (run.is_main()) {
       open_outputs(run, checkpoints, log);
     }
   });
-  if (failure) {
-    fail(failure->message);
-  }
 }
 
 void print_start(const LlamaRun& run, const training::Checkpointer& checkpoints,

@@ -64,5 +64,10 @@ struct Failure {
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work);
 
+/// The same, but every rank throws an Error with that message: no rank goes on and waits for one
+/// that has failed.
+void run_or_fail_together(Communicator& group, c10::Device device,
+                          const std::function<void()>& work);
+
 }  // namespace tessera::comm
 TESSERA_API_END

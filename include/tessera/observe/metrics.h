@@ -26,7 +26,7 @@ struct StepMetrics {
   double data_time_s = 0;              ///< the part of it that the step waited for its batch
   double tokens_per_s = 0;             ///< of the whole job
   double tflops = 0;                   ///< per rank, by torchtitan's FLOP formula
-  std::optional<double> mfu;           ///< per cent; nullopt if the device's peak is not known
+  std::optional<double> mfu;           ///< per cent; nullopt without the device's peak, or tokens
   std::optional<double> mfu_causal;    ///< the same with causal attention counted half
   std::int64_t peak_memory_bytes = 0;  ///< on this rank; cuda: reserved, in this step
   std::optional<std::int64_t> peak_active_bytes;  ///< what tensors had of it, if known

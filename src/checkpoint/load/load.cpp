@@ -40,7 +40,6 @@
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
 
@@ -139,9 +138,7 @@ class Comparison {
       }
     }
     compare_stateful(step_.manifest(), state, options_, report_);
-    if (!options_.exclude.empty()) {
-      check_patterns(names_of_all(state));
-    }
+    check_exclude(step_.manifest(), state, known_, step_.folder(), options_);
     Mismatch mismatch;
     mismatch.different = different_;
     mismatch.missing = not_partial(report_.missing);
@@ -159,41 +156,6 @@ class Comparison {
   const LoadReport& report() const { return report_; }
 
  private:
-  /// What `exclude` may name, of the step or of the state.
-  std::set<std::string> names_of_all(const StateDict& state) const {
-    const Manifest& manifest = step_.manifest();
-    std::set<std::string> names = known_;
-    for (const auto& [name, tensor] : manifest.tensors) {
-      names.insert(name);
-      names.insert(tensor.tied.begin(), tensor.tied.end());
-    }
-    for (const nlohmann::json& objects : {manifest.stateful, manifest.rank_states,
-                                          manifest.dropout_calls, dropout_calls(state.model)}) {
-      for (const auto& [name, unused] : objects.items()) {
-        names.insert(name);
-      }
-    }
-    for (const auto& [name, object] : state.stateful) {
-      names.insert(name);
-    }
-    for (const auto& [name, object] : state.rank_states) {
-      names.insert(name);
-    }
-    return names;
-  }
-
-  /// One that leaves nothing out is mistyped, but for that of an optimizer: a step may have none.
-  void check_patterns(const std::set<std::string>& names) const {
-    for (const std::string& pattern : options_.exclude) {
-      const bool used = std::ranges::any_of(
-          names, [&pattern](const auto& name) { return nn::matches_fqn(pattern, name); });
-      TESSERA_CHECK(used || pattern == "optimizer.**", "exclude: '", pattern,
-                    "' matches none of the ", names.size(), " names of the checkpoint '",
-                    step_.folder().string(), "' and of what is loaded, beginning with '",
-                    names.empty() ? "" : *names.begin(), "'; correct or remove it");
-    }
-  }
-
   std::vector<std::string> not_partial(const std::vector<std::string>& names) const {
     std::vector<std::string> kept;
     std::ranges::copy_if(names, std::back_inserter(kept),

@@ -56,8 +56,9 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   return entry;
 }
 
+/// Null is none, as for Hugging Face's reader.
 std::map<std::string, std::string> parse_metadata(const json& value) {
-  TESSERA_CHECK(value.is_object(), "__metadata__ is not an object");
+  TESSERA_CHECK(value.is_object() || value.is_null(), "__metadata__ is not an object");
   std::map<std::string, std::string> metadata;
   for (const auto& [key, text] : value.items()) {
     TESSERA_CHECK(text.is_string(), "__metadata__ holds ", text.type_name(), " under ",

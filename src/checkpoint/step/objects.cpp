@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
-#include <set>
 
+#include "step/dropout_calls.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/fqn_pattern.h"
@@ -55,6 +55,25 @@ void compare(const json& saved, const std::set<std::string>& names, const LoadOp
       report.unexpected.push_back(name);
     }
   }
+}
+
+/// Adds to `names` what the step and the state have.
+void add_all_names(const Manifest& manifest, const StateDict& state, std::set<std::string>& names) {
+  const auto add = [&names](auto&& named) {
+    for (const auto& [name, unused] : named) {
+      names.insert(name);
+    }
+  };
+  add(manifest.tensors);
+  for (const auto& [name, tensor] : manifest.tensors) {
+    names.insert(tensor.tied.begin(), tensor.tied.end());
+  }
+  add(manifest.stateful.items());
+  add(manifest.rank_states.items());
+  add(manifest.dropout_calls.items());
+  add(dropout_calls(state.model).items());
+  add(state.stateful);
+  add(state.rank_states);
 }
 
 /// Adds the object's name to its error.
@@ -129,6 +148,22 @@ bool is_excluded(const std::string& name, const LoadOptions& options) {
 
 bool is_partial(const std::string& name, const LoadOptions& options) {
   return options.partial || matches_any(options.partial_names, name);
+}
+
+void check_exclude(const Manifest& manifest, const StateDict& state, std::set<std::string> names,
+                   const std::filesystem::path& folder, const LoadOptions& options) {
+  if (options.exclude.empty()) {
+    return;
+  }
+  add_all_names(manifest, state, names);
+  for (const std::string& pattern : options.exclude) {
+    const bool used = std::ranges::any_of(
+        names, [&pattern](const auto& name) { return nn::matches_fqn(pattern, name); });
+    TESSERA_CHECK(used || pattern == "optimizer.**", "exclude: '", pattern,
+                  "' matches none of the ", names.size(), " names of the checkpoint '",
+                  folder.string(), "' and of what is loaded, beginning with '",
+                  names.empty() ? "" : *names.begin(), "'; correct or remove it");
+  }
 }
 
 void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,

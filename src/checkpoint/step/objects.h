@@ -2,7 +2,9 @@
 
 #pragma once
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,11 @@ nlohmann::json rank_state_lists(const std::vector<std::string>& of_ranks);
 bool is_excluded(const std::string& name, const LoadOptions& options);
 /// Whether options let this be missing, unexpected, or of other sizes.
 bool is_partial(const std::string& name, const LoadOptions& options);
+/// Throws Error for a pattern of options.exclude that leaves nothing out: it is mistyped. That of
+/// an optimizer is not: a step may have none. `names`: of the state's tensors. `folder`: of the
+/// step.
+void check_exclude(const Manifest& manifest, const StateDict& state, std::set<std::string> names,
+                   const std::filesystem::path& folder, const LoadOptions& options);
 /// Adds to the report which objects the manifest lacks, and which it has that the state lacks.
 void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
                       LoadReport& report);

@@ -222,8 +222,8 @@ class GlooCommunicator final : public Communicator {
   std::string name() const override { return "gloo"; }
 
  private:
+  /// `start` gets the process group. `finish` runs once the operation is done.
   template <class Start>
-  // `start` gets the process group. `finish` runs once the operation is done.
   WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
     std::string text = with_purpose(collective, purpose());
     auto work = group_->start(text.c_str(), start);

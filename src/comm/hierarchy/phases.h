@@ -150,11 +150,7 @@ class Phases {
       return;
     }
     const int pieces = pieces_of(rows);
-    std::vector<Trade> trades;
-    for (int piece = 0; piece < pieces; ++piece) {
-      const std::vector<at::Tensor> all = pieces_by_host(rows, piece, pieces);
-      trades.push_back(trade(std::vector(all.size(), piece_of(own, piece, pieces)), all));
-    }
+    const std::vector<Trade> trades = start_trades(rows, own, /*sends_own=*/true);
     for (int piece = 0; piece < pieces; ++piece) {
       const Trade& done = trades[static_cast<std::size_t>(piece)];
       done.work->wait();
@@ -169,11 +165,7 @@ class Phases {
   /// In the hosts' order.
   void reduce_between(const at::Tensor& own, const at::Tensor& rows, ReduceOp op) const {
     const int pieces = pieces_of(rows);
-    std::vector<Trade> trades;
-    for (int piece = 0; piece < pieces; ++piece) {
-      const std::vector<at::Tensor> all = pieces_by_host(rows, piece, pieces);
-      trades.push_back(trade(all, std::vector(all.size(), piece_of(own, piece, pieces))));
-    }
+    const std::vector<Trade> trades = start_trades(rows, own, /*sends_own=*/false);
     for (int piece = 0; piece < pieces; ++piece) {
       const Trade& done = trades[static_cast<std::size_t>(piece)];
       done.work->wait();
@@ -235,6 +227,20 @@ class Phases {
     }
     const at::Tensor output = buffer(in);
     return {groups_.between->all_to_all(output, input, in, out), output};
+  }
+
+  /// A trade for each piece. `sends_own`: `own` goes to all hosts, and their rows come; else their
+  /// rows go out, and a term of `own` comes from each.
+  std::vector<Trade> start_trades(const at::Tensor& rows, const at::Tensor& own,
+                                  bool sends_own) const {
+    const int pieces = pieces_of(rows);
+    std::vector<Trade> trades;
+    for (int piece = 0; piece < pieces; ++piece) {
+      const std::vector<at::Tensor> by_host = pieces_by_host(rows, piece, pieces);
+      const std::vector<at::Tensor> same(by_host.size(), piece_of(own, piece, pieces));
+      trades.push_back(sends_own ? trade(same, by_host) : trade(by_host, same));
+    }
+    return trades;
   }
 
   HostGroups groups_;

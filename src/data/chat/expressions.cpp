@@ -46,7 +46,7 @@ class ExpressionParser {
       return first;
     }
     std::vector<Expression> all{first};
-    while (tokens_.take_if(",") && tokens_.peek().kind != Kind::kEnd) {
+    while (tokens_.take_if(",") && tokens_.peek().kind != Kind::kEnd && !tokens_.next_is(")")) {
       all.push_back(conditional());
     }
     return list_of(std::move(all));
@@ -201,7 +201,7 @@ class ExpressionParser {
       return parenthesized();
     }
     if (token.text == "[") {
-      return list_of(list("]"));
+      return list_of(list());
     }
     if (token.text == "{") {
       return map();
@@ -220,9 +220,9 @@ class ExpressionParser {
     }
   }
 
-  std::vector<Expression> list(std::string_view end) {
+  std::vector<Expression> list() {
     std::vector<Expression> all;
-    separated(end, [&] { all.push_back(conditional()); });
+    separated("]", [&] { all.push_back(conditional()); });
     return all;
   }
 
@@ -230,14 +230,9 @@ class ExpressionParser {
     if (tokens_.take_if(")")) {
       return constant(Json::array());
     }
-    Expression first = conditional();
-    if (tokens_.take_if(")")) {
-      return first;
-    }
-    tokens_.expect(",");
-    std::vector<Expression> all = list(")");
-    all.insert(all.begin(), std::move(first));
-    return list_of(std::move(all));
+    Expression value = tuple();
+    tokens_.expect(")");
+    return value;
   }
 
   Expression map() {

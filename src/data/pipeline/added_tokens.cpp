@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "pipeline/json_field.h"
 #include "unicode/properties.h"
 #include "unicode/utf8.h"
 
@@ -23,6 +24,17 @@ bool stands_alone(std::string_view before, std::string_view behind) {
 }
 
 }  // namespace
+
+AddedToken added_token_of(const JsonField& field, bool special) {
+  AddedToken token;
+  token.content = field.at("content").text();
+  token.single_word = field.at("single_word").flag_or(false);
+  token.lstrip = field.at("lstrip").flag_or(false);
+  token.rstrip = field.at("rstrip").flag_or(false);
+  token.special = field.at("special").flag_or(special);
+  token.normalized = field.at("normalized").flag_or(!token.special);
+  return token;
+}
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
   for (std::size_t i = 0; i < tokens_.size(); ++i) {

@@ -14,6 +14,8 @@
 
 namespace tessera::data {
 
+class JsonField;
+
 /// A token is looked for from each place; real ones have less than 100.
 inline constexpr std::size_t kMaxAddedTokenBytes = 1000;
 
@@ -27,6 +29,8 @@ struct AddedToken {
   bool normalized = false;   ///< looked for in the normalized text
   bool special = false;      ///< has no text
 };
+/// One from its object, without its id. `special`: whether it is where the object does not say.
+AddedToken added_token_of(const JsonField& field, bool special);
 
 /// Finds added tokens: the leftmost, of those the longest. Immutable.
 class AddedTokens {

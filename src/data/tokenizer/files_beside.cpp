@@ -39,20 +39,10 @@ json read_json(const std::filesystem::path& file, FilesBeside& files) {
 
 /// A text, or an object with the token's flags.
 AddedToken read_token(const JsonField& field, bool special) {
-  AddedToken token;
-  token.special = special;
   if (field.json().is_string()) {
-    token.content = field.text();
-    token.normalized = !special;
-    return token;
+    return {.content = field.text(), .normalized = !special, .special = special};
   }
-  token.content = field.at("content").text();
-  token.single_word = field.at("single_word").flag_or(false);
-  token.lstrip = field.at("lstrip").flag_or(false);
-  token.rstrip = field.at("rstrip").flag_or(false);
-  token.special = field.at("special").flag_or(special);
-  token.normalized = field.at("normalized").flag_or(!token.special);
-  return token;
+  return added_token_of(field, special);
 }
 
 void read_decoder(const JsonField& field, FilesBeside& files) {

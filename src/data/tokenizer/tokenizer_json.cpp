@@ -125,14 +125,9 @@ BpeModel read_model(const JsonField& field, bool byte_level, const Vocabulary& v
 
 AddedToken read_added_token(const JsonField& field) {
   field.only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
-  AddedToken token;
-  token.id = field.at("id").number_below(kMaxTokenId);
-  token.content = field.at("content").text();
-  token.single_word = field.at("single_word").flag_or(false);
-  token.lstrip = field.at("lstrip").flag_or(false);
-  token.rstrip = field.at("rstrip").flag_or(false);
-  token.special = field.at("special").flag_or(false);
-  token.normalized = field.at("normalized").flag_or(!token.special);
+  const TokenId id = field.at("id").number_below(kMaxTokenId);
+  AddedToken token = added_token_of(field, /*special=*/false);
+  token.id = id;
   return token;
 }
 

@@ -105,14 +105,11 @@ class ComparedRun : public std::enable_shared_from_this<ComparedRun> {
 
 void ComparedRun::open_recording() {
   comm::Communicator& group = mesh_.group_of_all_ranks();
-  const auto open = [&] {
+  comm::run_or_fail_together(group, mesh_.device(), [&] {
     if (group.rank() == 0) {
       recording_ = std::make_unique<Recording>(options_.folder);
     }
-  };
-  if (const auto failure = comm::first_failure(group, mesh_.device(), open)) {
-    fail(failure->message);
-  }
+  });
 }
 
 void ComparedRun::attach_to(nn::ModuleBase& model) {

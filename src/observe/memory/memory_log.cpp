@@ -95,10 +95,14 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
   moment_ = 0;
 }
 
+namespace {
+
 /// Whether the thread is in what changes the parameters, or in what comes before it.
 bool is_update(std::string_view caller) {
   return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
 }
+
+}  // namespace
 
 /// Phases are not announced: autograd knows when it runs, and code that clips norms or updates
 /// names itself.

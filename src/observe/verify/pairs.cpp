@@ -125,10 +125,8 @@ void PairingRanks::agree(const DeviceMesh& among, const std::vector<Pair>& pairs
   }
   const std::string problem = among ? disagreement(among, own) : "";
   comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
-  const auto throw_it = [&] { TESSERA_CHECK(problem.empty(), problem); };
-  if (const auto failure = comm::first_failure(group, mesh_.device(), throw_it)) {
-    fail(failure->message);
-  }
+  comm::run_or_fail_together(group, mesh_.device(),
+                             [&] { TESSERA_CHECK(problem.empty(), problem); });
 }
 
 std::string PairingRanks::disagreement(const DeviceMesh& among, const std::string& own) const {

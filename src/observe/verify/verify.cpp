@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
@@ -37,13 +38,9 @@ class Verification {
   VerifyReport run();
 
  private:
-  /// Throws on every rank what `work`, which must not communicate, throws on one.
-  template <class Work>
-  void on_each_rank(const Work& work) const {
-    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
-    if (const auto failure = comm::first_failure(group, mesh_.device(), work)) {
-      fail(failure->message);
-    }
+  void on_each_rank(const std::function<void()>& work) const {
+    comm::run_or_fail_together(flush_pending_transfers(mesh_.group_of_all_ranks()), mesh_.device(),
+                               work);
   }
   /// Empty: they are.
   std::string whether_weights_are_equal() const;

@@ -58,8 +58,10 @@ std::string tiles_of(const RunPlan& plan) {
       exposed += seconds;
     }
     html += html_tile(fmt::format("{:.4g} s", rank.time->total), "step time, estimated");
-    html += html_tile(fmt::format("{:.1f} %", rank.metrics.mfu.value_or(0)), "MFU, estimated");
-    html += html_tile(observe::grouped(rank.metrics.tokens_per_s), "tokens/s, estimated");
+    if (rank.metrics.mfu) {
+      html += html_tile(fmt::format("{:.1f} %", *rank.metrics.mfu), "MFU, estimated");
+      html += html_tile(observe::grouped(rank.metrics.tokens_per_s), "tokens/s, estimated");
+    }
     html += html_tile(fmt::format("{:.1f} %", 100 * exposed / rank.time->total),
                       "of the step waits for collectives");
   }

@@ -129,10 +129,13 @@ std::string time_text(const RankPlan& rank) {
   if (!rank.time) {
     return "";
   }
-  std::string text =
-      fmt::format("  step {}, of which operators {}; MFU {:.1f} %, {:.0f} tokens/s\n",
-                  seconds_text(rank.time->total), seconds_text(rank.time->compute),
-                  rank.metrics.mfu.value_or(0), rank.metrics.tokens_per_s);
+  std::string text = fmt::format("  step {}, of which operators {}", seconds_text(rank.time->total),
+                                 seconds_text(rank.time->compute));
+  if (rank.metrics.mfu) {
+    text += fmt::format("; MFU {:.1f} %, {:.0f} tokens/s", *rank.metrics.mfu,
+                        rank.metrics.tokens_per_s);
+  }
+  text += "\n";
   for (const auto& [group, seconds] : rank.time->communication) {
     const auto exposed = rank.time->exposed.find(group);
     text += fmt::format("    {:<14} {} of collectives, {} exposed\n", group, seconds_text(seconds),

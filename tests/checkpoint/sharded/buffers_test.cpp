@@ -74,7 +74,7 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   });
 }
 
-/// Of more than 1 MiB, and a small one.
+/// One has more than 1 MiB, the other is small.
 struct WithLargeBuffer : nn::Module<WithLargeBuffer> {
   WithLargeBuffer() {
     large = register_buffer_slot("large", {1025, 256});

@@ -84,7 +84,7 @@ class LineMerger {
 
   OutputSink* sink_;
   Clock::duration hold_;
-  /// Of few ranks each line is shown with the rank's own number.
+  /// Not of few ranks: each line is then shown with its rank's own number.
   bool joins_own_numbers_;
   std::deque<Line> held_;
   std::size_t bytes_ = 0;
