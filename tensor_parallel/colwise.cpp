@@ -53,10 +53,7 @@ class Colwise final : public ParallelStyle {
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
     set_regathered_product(module, options_.regather);
-    module.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
-      *inputs[0] = prepare_input(self, *inputs[0], mesh, options.input_layouts, Replicate{}, {},
-                                 options.regather);
-    });
+    add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
       // Features are distributed as the weight is. A plain output was computed from them inside, as
       // a loss is.

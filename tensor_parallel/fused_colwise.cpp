@@ -44,10 +44,7 @@ class FusedColwise final : public ParallelStyle {
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
     set_regathered_product(module, options_.regather);
-    module.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
-      *inputs[0] = prepare_input(self, *inputs[0], mesh, options.input_layouts, Replicate{}, {},
-                                 options.regather);
-    });
+    add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([this_style = *this](nn::ModuleBase& self, nn::TensorList outputs) {
       const Placement columns = this_style.placement_of(self, outputs[0]->dim() - 1);
       *outputs[0] = prepare_output(*outputs[0], columns, this_style.options_.use_local_output);

@@ -31,6 +31,7 @@
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/linear.h"
+#include "tessera/tensor_parallel/style_helpers.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -66,10 +67,7 @@ constexpr Products kProducts{nn::detail::linear_product, nn::detail::with_produc
                                    node, 0, gradient.flatten(0, -2), x.flatten(0, -2));
                              }};
 constexpr Products kFp8Products{
-    [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-      const at::Tensor product = tessera::detail::fp8_linear(x, weight);
-      return bias.defined() ? product.add(bias) : product;
-    },
+    nn::detail::fp8_product,
     [](const at::Tensor& sum, const at::Tensor& gradient, const at::Tensor& weight) {
       const at::Tensor term = tessera::detail::fp8_linear_input_grad(gradient, weight);
       return sum.defined() ? sum.add(term) : term;
@@ -316,6 +314,13 @@ void set_regathered_product(nn::ModuleBase& module, bool regather) {
                                                          ? make_regathered_fp8_products
                                                          : make_regathered_products);
   }
+}
+
+void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
+                        bool regather) {
+  module.add_forward_pre_hook([mesh, plain, regather](auto& self, nn::TensorList inputs) {
+    *inputs[0] = prepare_input(self, *inputs[0], mesh, plain, Replicate{}, {}, regather);
+  });
 }
 
 }  // namespace tessera::tensor_parallel

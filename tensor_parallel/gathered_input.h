@@ -23,4 +23,9 @@ nn::LinearProduct regathered_product(const nn::Linear& linear);
 /// keep the gathered tensor.
 void set_regathered_product(nn::ModuleBase& module, bool regather);
 
+/// Brings the first argument of each call of `module` whole to every rank, as prepare_input() does.
+/// `plain`: the placement of a plain one.
+void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
+                        bool regather);
+
 }  // namespace tessera::tensor_parallel

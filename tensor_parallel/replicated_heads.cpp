@@ -70,10 +70,7 @@ class ReplicatedHeads final : public ParallelStyle {
     if (const auto lora = module.attached<nn::LoraBranch>()) {
       compute_one_head(*lora->b, mesh);
     }
-    module.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
-      *inputs[0] = prepare_input(self, *inputs[0], mesh, options.input_layouts, Replicate{}, {},
-                                 options.regather);
-    });
+    add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
       *outputs[0] = prepare_output(*outputs[0], Shard{-1}, options.use_local_output);
     });

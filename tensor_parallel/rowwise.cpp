@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "gathered_input.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/deferred_bias.h"
@@ -123,9 +124,7 @@ class Rowwise final : public ParallelStyle {
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     // Every rank has all indices. It looks up those in its rows and gives zeros for the others, so
     // the results are terms of a sum.
-    embedding.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
-      *inputs[0] = prepare_input(self, *inputs[0], mesh, layout_of_plain(options), Replicate{});
-    });
+    add_gathering_hook(embedding, mesh, layout_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
       *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
     });

@@ -5,6 +5,7 @@
 #include "tessera/fsdp/collectives.h"
 
 #include <memory>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "unit/attached_units.h"
@@ -28,38 +29,38 @@ std::vector<std::shared_ptr<Unit>> units_without(const nn::ModuleBase& module, b
   return units;
 }
 
-/// Units share memory that one function allocates.
-std::shared_ptr<const AllocateBuffer> shared(AllocateBuffer allocate) {
-  return allocate ? std::make_shared<const AllocateBuffer>(std::move(allocate)) : nullptr;
+using SharedAllocator = std::shared_ptr<const AllocateBuffer>;
+
+/// Sets `collective` and what allocates its buffers, which units share.
+template <class Collective>
+void set_custom(const nn::ModuleBase& module, bool recurse, const char* asked,
+                const Collective& collective, Collective CollectiveHooks::*own,
+                AllocateBuffer allocate, SharedAllocator CollectiveHooks::*allocator) {
+  // Checked with the new function, so that removing a collective is always allowed.
+  const auto units = units_without(module, recurse, asked, [&](const CollectiveHooks& hooks) {
+    return (collective || allocate) && hooks.memory_of_groups;
+  });
+  const SharedAllocator shared =
+      allocate ? std::make_shared<const AllocateBuffer>(std::move(allocate)) : nullptr;
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->settings().hooks.*own = collective;
+    unit->settings().hooks.*allocator = shared;
+  }
 }
 
 }  // namespace
 
 void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, AllocateBuffer allocate,
                            bool recurse) {
-  const auto refuses = [&](const CollectiveHooks& hooks) {
-    return (all_gather || allocate) && hooks.memory_of_groups;
-  };
-  // Checked with the new function, so that removing a collective is always allowed.
-  const auto units = units_without(module, recurse, "set_custom_all_gather", refuses);
-  const auto allocator = shared(std::move(allocate));
-  for (const std::shared_ptr<Unit>& unit : units) {
-    unit->settings().hooks.all_gather = all_gather;
-    unit->settings().hooks.gather_allocator = allocator;
-  }
+  set_custom(module, recurse, "set_custom_all_gather", all_gather, &CollectiveHooks::all_gather,
+             std::move(allocate), &CollectiveHooks::gather_allocator);
 }
 
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
                                AllocateBuffer allocate, bool recurse) {
-  const auto refuses = [&](const CollectiveHooks& hooks) {
-    return (reduce_scatter || allocate) && hooks.memory_of_groups;
-  };
-  const auto units = units_without(module, recurse, "set_custom_reduce_scatter", refuses);
-  const auto allocator = shared(std::move(allocate));
-  for (const std::shared_ptr<Unit>& unit : units) {
-    unit->settings().hooks.reduce_scatter = reduce_scatter;
-    unit->settings().hooks.reduction_allocator = allocator;
-  }
+  set_custom(module, recurse, "set_custom_reduce_scatter", reduce_scatter,
+             &CollectiveHooks::reduce_scatter, std::move(allocate),
+             &CollectiveHooks::reduction_allocator);
 }
 
 void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, bool allocate,

@@ -8,7 +8,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Of nodes, for classes that derive from them.
+/// What nodes show to classes that derive from them.
 struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };

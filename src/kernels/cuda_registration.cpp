@@ -3,10 +3,10 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "cuda_kernels.h"
 #include "device/launches.h"
 #include "random_cuda.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/cuda_kernels.h"
 
 namespace tessera::kernels {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "narrow.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/narrow.h"
 
 namespace tessera::kernels {
 

@@ -27,7 +27,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
-/// Of at::_scaled_mm, for both sizes of the second factor.
+/// at::_scaled_mm takes multiples of it, for both sizes of the second factor.
 constexpr std::int64_t kMultiple = 16;
 
 /// The biased exponents of the scales of rows with these maxima, of fp32.

@@ -8,10 +8,10 @@
 #include <initializer_list>
 #include <vector>
 
+#include "cuda_kernels.h"
 #include "fake/fake_observer.h"
 #include "rows/row_kernels.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/cuda_kernels.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {
@@ -82,9 +82,8 @@ T* out(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
-/// The type that ATen's formulas compute in.
-/// Half precision is computed in fp32 and rounded once, as the row kernels do. Throws Error for
-/// numbers that are not real.
+/// The type that ATen's formulas compute in: half precision is computed in fp32 and rounded once,
+/// as the row kernels do. Throws Error for numbers that are not real.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
                 "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),

@@ -10,10 +10,10 @@
 #include <variant>
 
 #include "box_rows.h"
+#include "cuda_kernels.h"
 #include "float_types.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/cuda_kernels.h"
 #include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/fake_mode.h"
 

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
+#include "narrow.h"
 #include "tessera/export.h"
 #include "tessera/kernels/detail/distribution.h"
-#include "tessera/kernels/detail/narrow.h"
 #include "tessera/kernels/detail/philox.h"
 
 TESSERA_API_FOR_TEST_BEGIN

@@ -139,7 +139,7 @@ void norm_by_rows(const at::Tensor& x, const at::Tensor& residual, const at::Ten
   });
 }
 
-/// Of x where the residual is undefined; then the sum is not of use.
+/// The norm of x where the residual is undefined; then the sum is not of use.
 AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
                              const at::Tensor& weight, double eps) {
   if (!has_kernels(x)) {

@@ -129,10 +129,11 @@ void run_forward(const GateRows& rows, const at::Tensor& result, const Observed&
   with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// `product`: undefined, or what gets the forward's result again. `results`: all that are given.
+/// `product`: undefined, or what gets the forward's result again. `gradients`: the operator's other
+/// results.
 void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor& gate_grad,
                   const at::Tensor& up_grad, const at::Tensor& product, const Observed& observed,
-                  std::initializer_list<at::Tensor> results) {
+                  at::TensorList gradients) {
   const SiluMulBackward call{.forward = rows.call(product),
                              .grad = grad.const_data_ptr(),
                              .gate_grad = gate_grad.mutable_data_ptr(),
@@ -140,9 +141,27 @@ void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor
                              .gate_grad_stride = rows.stride_of(gate_grad),
                              .up_grad_stride = rows.stride_of(up_grad)};
   if (has_cuda_kernels(grad)) {
-    return run_cuda_kernel(call, observed.name, observed.inputs, results);
+    std::vector<at::Tensor> results = gradients.vec();
+    if (product.defined()) {
+      results.insert(results.begin(), product);
+    }
+    return run_cuda_kernel(call, observed.name, observed.inputs, results, results.front());
   }
   with_row_kernels(grad, [&](const auto& kernels, auto) { on_host(kernels, call); });
+}
+
+/// The gradients of gate and up; `product` as in run_backward().
+std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
+                                               const at::Tensor& up, const at::Tensor& product,
+                                               const char* name) {
+  // A gradient may come in another type under autocast.
+  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
+  // `up` has the type and sizes of `gate`, so that one type of kernel serves both.
+  const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
+  const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
+  run_backward(g, {gate, up}, gate_grad, up_grad, product, {name, {g, gate, up}},
+               {gate_grad, up_grad});
+  return {gate_grad, up_grad};
 }
 
 at::Tensor composed(const at::Tensor& gate, const at::Tensor& up) {
@@ -163,6 +182,17 @@ std::vector<std::int64_t> sizes_of_half(const at::Tensor& x) {
   return sizes;
 }
 
+/// The gradient of gate and up in one tensor; `product` as in run_backward().
+at::Tensor gradient_of_both(const at::Tensor& grad, const at::Tensor& gate_up,
+                            const at::Tensor& product, const char* name) {
+  const auto [gate, up] = halves_of(gate_up);
+  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
+  at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
+  const auto [gate_grad, up_grad] = halves_of(result);
+  run_backward(g, {gate, up}, gate_grad, up_grad, product, {name, {g, gate_up}}, {result});
+  return result;
+}
+
 }  // namespace
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
@@ -179,14 +209,7 @@ std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, cons
   if (!has_kernels(gate)) {
     return composed_backward(grad, gate, up);
   }
-  // A gradient may come in another type under autocast.
-  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  // `up` has the type and sizes of `gate`, so that one type of kernel serves both.
-  const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
-  const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
-  run_backward(g, {gate, up}, gate_grad, up_grad, {}, {"tessera::silu_mul_backward", {g, gate, up}},
-               {gate_grad, up_grad});
-  return {gate_grad, up_grad};
+  return gradients_of(grad, gate, up, {}, "tessera::silu_mul_backward");
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
@@ -196,12 +219,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
     auto [gate_grad, up_grad] = composed_backward(grad, gate, up);
     return {composed(gate, up), gate_grad, up_grad};
   }
-  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const at::Tensor product = at::empty(gate.sizes(), gate.options());
-  const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
-  const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
-  run_backward(g, {gate, up}, gate_grad, up_grad, product,
-               {"tessera::silu_mul_with_gradients", {g, gate, up}}, {product, gate_grad, up_grad});
+  const auto [gate_grad, up_grad] =
+      gradients_of(grad, gate, up, product, "tessera::silu_mul_with_gradients");
   return {product, gate_grad, up_grad};
 }
 
@@ -216,17 +236,12 @@ at::Tensor silu_and_mul(const at::Tensor& gate_up) {
 }
 
 at::Tensor silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_up) {
-  const auto [gate, up] = halves_of(gate_up);
   if (!has_kernels(gate_up)) {
+    const auto [gate, up] = halves_of(gate_up);
     const auto [of_gate, of_up] = composed_backward(grad.reshape(gate.sizes()), gate, up);
     return at::cat({of_gate, of_up}, 1).view(gate_up.sizes());
   }
-  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
-  const auto [gate_grad, up_grad] = halves_of(result);
-  run_backward(g, {gate, up}, gate_grad, up_grad, {},
-               {"tessera::silu_and_mul_backward", {g, gate_up}}, {result});
-  return result;
+  return gradient_of_both(grad, gate_up, {}, "tessera::silu_and_mul_backward");
 }
 
 std::pair<at::Tensor, at::Tensor> silu_and_mul_with_gradient(const at::Tensor& grad,
@@ -234,14 +249,8 @@ std::pair<at::Tensor, at::Tensor> silu_and_mul_with_gradient(const at::Tensor& g
   if (!has_kernels(gate_up)) {
     return {silu_and_mul(gate_up), silu_and_mul_backward(grad, gate_up)};
   }
-  const auto [gate, up] = halves_of(gate_up);
-  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  at::Tensor product = at::empty(sizes_of_half(gate_up), gate_up.options());
-  at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
-  const auto [gate_grad, up_grad] = halves_of(result);
-  run_backward(g, {gate, up}, gate_grad, up_grad, product,
-               {"tessera::silu_and_mul_with_gradient", {g, gate_up}}, {product, result});
-  return {product, result};
+  const at::Tensor product = at::empty(sizes_of_half(gate_up), gate_up.options());
+  return {product, gradient_of_both(grad, gate_up, product, "tessera::silu_and_mul_with_gradient")};
 }
 
 }  // namespace tessera::kernels

@@ -100,12 +100,11 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 struct LinearNode final : tessera::detail::Node {
   /// Before its product. `of_input`: computes the gradient of x, from that of the result; nullptr:
   /// this node does.
-  LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input)
-      : passes_on_(of_input != nullptr) {
+  LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);
     }
-    if (passes_on_) {
+    if (of_input != nullptr) {
       of_input->keep(weight);
     } else if (x.requires_grad()) {
       weight_.emplace(weight, /*is_output=*/false);
@@ -123,19 +122,19 @@ struct LinearNode final : tessera::detail::Node {
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
     // Before x_ is computed again only where that spares a pass over what x is made of: else that
     // memory is freed before more is needed.
-    if (of_x && of_weight && !passes_on_ && x_->takes_gradient()) {
+    if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
     if (of_weight) {
       results[1] = gradient_of_weight(*this, 1, rows, as_matrix(x_->unpack(results[0])));
     }
     if (of_x && !results[0].defined()) {
-      results[0] = passes_on_ ? gradient : gradient_of_input(gradient, rows);
+      results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
       // The engine sums it to the bias's sizes; of one row without a copy, which a gradient that is
       // read later must not be.
-      results[2] = passes_on_ ? rows.sum(0) : rows;
+      results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
   }
@@ -160,9 +159,8 @@ struct LinearNode final : tessera::detail::Node {
     return at::mm(rows, weight).reshape(sizes);
   }
 
-  const bool passes_on_;
-  std::optional<KeptTensor> x_;
-  std::optional<SavedVariable> weight_;
+  std::optional<KeptTensor> x_;          ///< for the gradient of the weight
+  std::optional<SavedVariable> weight_;  ///< for that of x, where this node computes it
 };
 
 /// What the node's formulas are for; libtorch has them for the rest: vectors, autocast, a plain

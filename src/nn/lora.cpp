@@ -15,10 +15,10 @@
 #include <optional>
 #include <utility>
 
+#include "linears_below.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
@@ -26,12 +26,9 @@
 namespace tessera::nn {
 namespace {
 
-struct Target {
-  std::string fqn;
-  Linear* linear;
-};
+using detail::NamedLinear;
 
-void check_target(const Target& target) {
+void check_target(const NamedLinear& target) {
   const auto refused = [&](const auto&... why) {
     fail("apply_lora: the weight of '", target.fqn, "' ", why...);
   };
@@ -48,29 +45,15 @@ void check_target(const Target& target) {
 }
 
 /// The Linears that a pattern names. All are checked before the first one is changed.
-std::vector<Target> find_targets(ModuleBase& root, const std::vector<std::string>& patterns) {
-  std::vector<Target> targets;
-  std::vector<bool> used(patterns.size());
-  visit_modules(root, [&](const std::string& fqn, ModuleBase& module) {
-    auto* linear = dynamic_cast<Linear*>(&module);
-    bool named = false;
-    for (std::size_t i = 0; linear != nullptr && i < patterns.size(); ++i) {
-      const bool matches = matches_fqn(patterns[i], fqn);
-      used[i] = used[i] || matches;
-      named |= matches;
-    }
-    if (named) {
-      targets.push_back({fqn, linear});
-    }
-  });
+std::vector<NamedLinear> find_targets(const ModuleBase& root,
+                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
                 "apply_lora was given no targets; name Linears, for example \"**.q_proj\"");
-  for (std::size_t i = 0; i < patterns.size(); ++i) {
-    TESSERA_CHECK(used[i], "apply_lora: the pattern '", patterns[i],
-                  "' matches no nn::Linear of a ", root.name(),
-                  "; patterns are of modules' FQNs, and '**' stands for any number of "
-                  "their segments");
-  }
+  std::vector<NamedLinear> targets = detail::linears_below(root);
+  detail::check_each_matches("apply_lora", patterns, targets, root,
+                             "patterns are of modules' FQNs, and '**' stands for any number of "
+                             "their segments");
+  std::erase_if(targets, [&](const auto& each) { return !each.is_named_by(patterns); });
   std::ranges::for_each(targets, check_target);
   return targets;
 }
@@ -142,7 +125,7 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
                 " was asked for; it must be 1 or more");
   TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "apply_lora with dropout ",
                 options.dropout, " was asked for; it must be in [0, 1)");
-  const std::vector<Target> targets = find_targets(module, options.targets);
+  const std::vector<NamedLinear> targets = find_targets(module, options.targets);
   // The adapters' own parameters, those of an earlier call too, stay trainable.
   const NamedSlots adapters = lora_slots(module);
   for (const auto& entry : module.named_slots()) {
@@ -150,23 +133,18 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
       set_trainable(*entry.second, false);
     }
   }
-  for (const Target& target : targets) {
+  for (const NamedLinear& target : targets) {
     add_branch(*target.linear, options);
   }
 }
 
 std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
   std::vector<LoraLinear> found;
-  // libtorch hands out the children of a const module as mutable ones, too.
-  visit_modules(const_cast<ModuleBase&>(module), [&](const std::string& fqn, ModuleBase& each) {
-    auto* linear = dynamic_cast<Linear*>(&each);
-    if (linear == nullptr) {
-      return;
+  for (const NamedLinear& each : detail::linears_below(module)) {
+    if (auto branch = each.linear->attached<LoraBranch>()) {
+      found.push_back({each.fqn, each.linear, std::move(branch)});
     }
-    if (auto branch = linear->attached<LoraBranch>()) {
-      found.push_back({fqn, linear, std::move(branch)});
-    }
-  });
+  }
   return found;
 }
 

@@ -21,7 +21,7 @@ using testing::normal_values;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// Of code 0 to 126: four bits of exponent with bias 7, three of the fraction.
+/// Codes are 0 to 126: four bits of exponent with bias 7, three of the fraction.
 double value_of_code(int code) {
   const int exponent = code >> 3;
   const double fraction = (code & 7) / 8.0;

@@ -46,7 +46,7 @@ TEST(PackPiece, IsRowsOfABufferOfRanks) {
   expect_copied(from.unflatten(0, {4, 2}), packed.narrow(1, 30, 60).unflatten(1, {2, 6, 5}));
   EXPECT_TRUE(packed.narrow(1, 0, 30).eq(7).all().item<bool>());
   EXPECT_TRUE(packed.narrow(1, 90, 110).eq(7).all().item<bool>());
-  // Of columns, and of the parts of a fused weight.
+  // Pieces of columns, and of the parts of a fused weight.
   expect_copied(from.narrow(1, 2, 3), packed.select(0, 1).narrow(0, 7, 120).view({8, 3, 5}));
   expect_copied(from.view({2, 4, 30}).narrow(1, 1, 2),
                 packed.select(0, 2).narrow(0, 0, 120).view({2, 2, 30}));

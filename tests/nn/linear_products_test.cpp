@@ -333,7 +333,7 @@ TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
   }
 }
 
-// Of columns the gradient of x is a sum of the ranks' terms, and each rank adds its own.
+// With split columns the gradient of x is a sum of the ranks' terms, and each rank adds its own.
 INSTANTIATE_TEST_SUITE_P(Placements, DistributedLinearProducts,
                          ::testing::Values(Split{Replicate{}, Shard{0}, 2},
                                            Split{Shard{0}, Replicate{}, 2},

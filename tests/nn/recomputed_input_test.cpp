@@ -306,7 +306,7 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
             v[0], v[1], v[2], v[3]);
       },
       with_kept_norm, values_for_norm());
-  // Of the norm three, of the products two each, of mul() two.
+  // The norm keeps three, the products two each, mul() two.
   EXPECT_EQ(counted->packed, 9);
 }
 
@@ -321,7 +321,7 @@ TEST(RecomputedInput, OfASumIsLeftToACheckpoint) {
   EXPECT_EQ(counted->packed, 9);
 }
 
-/// Of tensors laid out as in tensor parallelism without a split sequence.
+/// The tensors are laid out as in tensor parallelism without a split sequence.
 TEST(RecomputedInput, MayBeDistributed) {
   RunOnMesh({3}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),

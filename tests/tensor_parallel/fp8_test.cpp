@@ -16,16 +16,6 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr testing::SmallLlamaConfig kConfig{.dim = 32, .inner = 64, .hidden = 64};
 
-ParallelizePlan plan_of_fp8_block(bool regather) {
-  ParallelizePlan plan;
-  for (const auto& [pattern, style] : testing::plan_of_small_llama(true, regather)) {
-    if (pattern.starts_with("block*.")) {
-      plan.emplace_back(pattern.substr(7), style);
-    }
-  }
-  return plan;
-}
-
 struct ConvertedBlock : testing::Filled<testing::LlamaBlock> {
   ConvertedBlock() : testing::Filled<testing::LlamaBlock>(kConfig) {
     nn::convert_to_fp8(*this, {.multiple_of = 4});
@@ -64,7 +54,7 @@ TEST(Fp8UnderTensorParallelism, IsOneRanks) {
     for (const bool regather : {true, false}) {
       RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
         ConvertedBlock block;
-        parallelize_module(block, mesh, plan_of_fp8_block(regather));
+        parallelize_module(block, mesh, testing::plan_of_block(regather));
         const at::Tensor x =
             distribute_tensor(input(), mesh, {Shard{0}}).tensor().detach().requires_grad_();
         const Tensors found =

@@ -16,16 +16,6 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-ParallelizePlan plan_of_block(bool regather) {
-  ParallelizePlan plan;
-  for (const auto& [pattern, style] : testing::plan_of_small_llama(true, regather)) {
-    if (pattern.starts_with("block*.")) {
-      plan.emplace_back(pattern.substr(7), style);
-    }
-  }
-  return plan;
-}
-
 at::Tensor split_leaf(const at::Tensor& value, const DeviceMesh& mesh) {
   return distribute_tensor(value, mesh, {Shard{0}}).tensor().detach().requires_grad_();
 }
@@ -38,7 +28,7 @@ std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
   const DeviceMesh mesh = rank.mesh({rank.size()}, {"tp"});
   testing::Filled<testing::LlamaBlock> block(config);
   block.to(type);
-  parallelize_module(block, mesh, plan_of_block(regather));
+  parallelize_module(block, mesh, testing::plan_of_block(regather));
   const at::Tensor x = split_leaf(testing::uniform_values({10, config.dim}, 0.2).to(type), mesh);
   const StrictScope strict;
   at::Tensor y;
@@ -82,7 +72,7 @@ TEST(GatheredInput, KeepsAtMostItsShard) {
   RunOnMesh({kRanks}, {"tp"}, [&](const DeviceMesh& mesh) {
     const auto kept_bytes = [&](bool regather) {
       testing::Filled<testing::LlamaBlock> block(config);
-      parallelize_module(block, mesh, plan_of_block(regather));
+      parallelize_module(block, mesh, testing::plan_of_block(regather));
       const at::Tensor x = split_leaf(testing::uniform_values({kTokens, config.dim}, 0.2), mesh);
       block(x);  // what is allocated once
       const testing::MemoryScope memory;
@@ -93,6 +83,14 @@ TEST(GatheredInput, KeepsAtMostItsShard) {
   });
 }
 
+void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
+  parallelize_module(mixer, mesh,
+                     {{"", prepare_module_input({.input_layouts = {Shard{0}},
+                                                 .desired_input_layouts = {Replicate{}}})},
+                      {"[qkv]", colwise_parallel()},
+                      {"o", rowwise_parallel()}});
+}
+
 /// Products as one function of autograd, and each by itself.
 class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
@@ -100,11 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
 TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{.together = GetParam()});
-    parallelize_module(mixer, mesh,
-                       {{"", prepare_module_input({.input_layouts = {Shard{0}},
-                                                   .desired_input_layouts = {Replicate{}}})},
-                        {"[qkv]", colwise_parallel()},
-                        {"o", rowwise_parallel()}});
+    parallelize_mixer(mixer, mesh);
     const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
     const at::Tensor y = mixer(x);
     const comm::TrafficTable start = rank.world()->traffic().table();
@@ -131,11 +125,7 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
         testing::SmallLlamaConfig{.bias = true, .together = GetParam()});
     mixer.q->slot("weight")->get().set_requires_grad(false);
     mixer.k->slot("bias")->get().set_requires_grad(false);
-    parallelize_module(mixer, mesh,
-                       {{"", prepare_module_input({.input_layouts = {Shard{0}},
-                                                   .desired_input_layouts = {Replicate{}}})},
-                        {"[qkv]", colwise_parallel()},
-                        {"o", rowwise_parallel()}});
+    parallelize_mixer(mixer, mesh);
     const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
     const at::Tensor loss = mixer(x).square().sum();
     loss.backward({}, /*retain_graph=*/true);
@@ -161,7 +151,7 @@ TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
   testing::AddedTerms::reset();
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     testing::Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
-    parallelize_module(block, mesh, plan_of_block(/*regather=*/true));
+    parallelize_module(block, mesh, testing::plan_of_block(/*regather=*/true));
     const at::Tensor x = split_leaf(testing::uniform_values({10, 8}, 0.2), mesh);
     const testing::AddedTerms counted;
     DistributedTensor(block(x)).to_local().square().sum().backward();

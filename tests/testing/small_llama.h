@@ -145,4 +145,16 @@ inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parall
                                      .regather = regather})}};
 }
 
+/// The part of it that is for a block, with the sequence split.
+inline tensor_parallel::ParallelizePlan plan_of_block(bool regather) {
+  const std::string blocks = "block*.";
+  tensor_parallel::ParallelizePlan plan;
+  for (const auto& [pattern, style] : plan_of_small_llama(true, regather)) {
+    if (pattern.starts_with(blocks)) {
+      plan.emplace_back(pattern.substr(blocks.size()), style);
+    }
+  }
+  return plan;
+}
+
 }  // namespace tessera::testing

@@ -33,7 +33,7 @@ int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
 TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes);
 /// One per size that must not be sharded.
 TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes);
-/// The product of the factors' sizes.
+/// The product of the factors' sizes; with a kUnknown among them negative: unknown.
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 
 /// Forbids to shard any factor of a dimension.

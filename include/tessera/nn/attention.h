@@ -95,7 +95,6 @@ class Attention : public Module<Attention> {
   };
   Heads project(const at::Tensor& x, const AttentionInputs& inputs);
   Heads turned(const Heads& heads, const AttentionInputs& inputs);
-  void fill(const InitContext& init, const Linear& linear, double std) const;
 
   AttentionOptions options_;
   std::shared_ptr<Linear> query_, key_, value_, output_;

@@ -230,18 +230,20 @@ std::vector<Destination> SearchState::destinations(std::span<const int> mesh_dim
 }
 
 /// The cut is undone from its inner end; an empty order is canonicalised away.
-LayoutPtr SearchState::after_all_gather(const Tail& tail) const {
+Layout::Dims SearchState::without(const Tail& tail) const {
   auto dims = layout_->dims();
   auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
   order.resize(order.size() - tail.mesh_dims.size());
-  return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
+  return dims;
+}
+
+LayoutPtr SearchState::after_all_gather(const Tail& tail) const {
+  return Layout::intern(layout_->mesh_sizes(), without(tail), layout_->partial());
 }
 
 /// The tail leaves one dimension and is in the digits of the other already.
 LayoutPtr SearchState::after_all_to_all(const Tail& tail, const Destination& destination) const {
-  auto dims = layout_->dims();
-  auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
-  order.resize(order.size() - tail.mesh_dims.size());
+  Layout::Dims dims = without(tail);
   dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
   return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
 }

@@ -78,6 +78,7 @@ class SearchState {
 
  private:
   void settle(int dim);
+  Layout::Dims without(const Tail& tail) const;
   bool fits_several_digits(int dim, const std::vector<int>& present) const;
   bool is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const;
 

@@ -11,6 +11,7 @@
 #include "propagate/factor_digits.h"
 #include "propagate/propagate_choice.h"
 #include "tessera/core/error.h"
+#include "tessera/core/rule_builder.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera {
@@ -38,15 +39,6 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
   }
   TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, found none");
   return first->mesh_sizes();
-}
-
-/// A kUnknown among them makes the size negative: unknown.
-std::int64_t size_of(const ShardingRule& rule, const ShardingRule::Factors& factors) {
-  std::int64_t size = 1;
-  for (int factor : factors) {
-    size *= rule.factors[static_cast<std::size_t>(factor)].size;
-  }
-  return size;
 }
 
 /// Decides one group of tensors and writes its part of the result.
@@ -164,7 +156,8 @@ class TensorGroupPropagation {
     if (!sharded) {
       return {};
     }
-    if (size_of(rule_, factors) == 0) {  // no positions: one digit over all mesh dimensions will do
+    // No positions: one digit over all mesh dimensions will do.
+    if (rules::size_of(rule_, factors) == 0) {
       for (Digit& digit : std::span(result).subspan(1)) {
         auto& major = result.front().mesh_dims;
         major.insert(major.end(), digit.mesh_dims.begin(), digit.mesh_dims.end());
@@ -250,7 +243,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
   for (const auto& factors : rule.outputs) {
     auto& sizes = result.output_sizes.emplace_back();
     for (const auto& dim : factors) {
-      sizes.push_back(size_of(rule, dim));
+      sizes.push_back(rules::size_of(rule, dim));
     }
   }
   result.outputs.resize(rule.outputs.size());

@@ -13,11 +13,8 @@ namespace {
 
 /// zeros_like and similar ones: laid out as the tensor, whose values are not read.
 std::optional<ShardingRule> like_rule(const OpCall& call) {
-  ShardingRule rule = start(call);
-  const int self = call.tensor_index(0);
-  input_of(rule, self) = add_factors(rule, call.tensor(0).sizes);
-  rule.outputs.push_back(input_of(rule, self));
-  rule.unread.push_back(self);
+  ShardingRule rule = unchanged(call);
+  rule.unread.push_back(call.tensor_index(0));
   return rule;
 }
 

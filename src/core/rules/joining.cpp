@@ -235,11 +235,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (!takes_all) {
     return split_along(call, dim, {detail::ceil_div(taken, step)});
   }
-  ShardingRule rule = start(call);
-  const int self = call.tensor_index(0);
-  input_of(rule, self) = add_factors(rule, call.tensor(0).sizes);
-  rule.outputs.push_back(input_of(rule, self));
-  add_any_linear(rule, {self});
+  ShardingRule rule = unchanged(call);
+  add_any_linear(rule, {call.tensor_index(0)});
   return rule;
 }
 

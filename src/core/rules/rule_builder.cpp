@@ -195,6 +195,14 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
   return result;
 }
 
+ShardingRule unchanged(const OpCall& call) {
+  ShardingRule rule = start(call);
+  const int self = call.tensor_index(0);
+  input_of(rule, self) = add_factors(rule, call.tensor(0).sizes);
+  rule.outputs.push_back(input_of(rule, self));
+  return rule;
+}
+
 std::vector<int> tensor_arguments(const OpCall& call) {
   std::vector<int> result;
   for (std::size_t arg = 0; arg < call.args.size(); ++arg) {

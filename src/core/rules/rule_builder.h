@@ -1,4 +1,4 @@
-// For the tables in this folder, beside rule_builder.h: the names of operators.
+// For the tables in this folder, beside rule_builder.h: the names of operators, and a common rule.
 #pragma once
 
 #include <cstddef>
@@ -15,5 +15,8 @@ bool is_inplace(std::string_view op);
 /// How many of an overload's last arguments receive its results: 1 for "aten::add.out", 2 for
 /// "aten::sort.values", 0 for an overload that returns them.
 std::size_t out_count(std::string_view op);
+
+/// The rule of a call whose result has the sizes of argument 0, and is laid out as that.
+ShardingRule unchanged(const OpCall& call);
 
 }  // namespace tessera::rules

@@ -10,9 +10,7 @@
 #include <fmt/ranges.h>
 
 #include <exception>
-#include <functional>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -22,6 +20,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera {
@@ -51,37 +50,9 @@ std::vector<Placement> placements_of(const at::Tensor& tensor) {
   return all;
 }
 
-/// `value` with `make` applied to its tensors.
-c10::IValue with_tensors(const c10::IValue& value,
-                         const std::function<at::Tensor(const at::Tensor&)>& make) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? make(value.toTensor()) : at::Tensor();
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(make(tensor));
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor ? std::optional(make(*tensor)) : std::nullopt);
-    }
-    return list;
-  }
-  return value;
-}
-
 std::vector<at::Tensor> tensors_in(const Values& values) {
   std::vector<at::Tensor> tensors;
-  for (const c10::IValue& value : values) {
-    with_tensors(value, [&](const at::Tensor& tensor) {
-      tensors.push_back(tensor);
-      return tensor;
-    });
-  }
+  kernels::visit_tensors(values, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
 }
 
@@ -99,7 +70,8 @@ std::vector<at::Tensor> outcome_of(const c10::OperatorHandle& op, const Values& 
 Values cloned(const Values& values) {
   Values copies;
   for (const c10::IValue& value : values) {
-    copies.push_back(with_tensors(value, [](const at::Tensor& tensor) { return tensor.clone(); }));
+    copies.push_back(
+        kernels::with_tensors(value, [](const at::Tensor& tensor) { return tensor.clone(); }));
   }
   return copies;
 }
@@ -141,7 +113,7 @@ class Trial {
     Values distributed;
     Placements placements;
     for (const c10::IValue& value : arguments_) {
-      distributed.push_back(with_tensors(value, [&](const at::Tensor& tensor) {
+      distributed.push_back(kernels::with_tensors(value, [&](const at::Tensor& tensor) {
         const std::size_t i = placements.size();
         placements.push_back(choices_[i][chosen[i]]);
         return distribute_tensor(tensor.clone(), mesh, {placements[i]}).tensor();

@@ -83,13 +83,11 @@ void run_form(PlannedCall& call) {
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
-// Lays the zeros of a gradient formula out as what is written to them. Without this, the gradient
-// of an operator that picks elements would be redistributed to the layout that the zeros happen to
-// have. The operators that write so, with their functional forms, are rows of operator_traits.cpp.
-
 // Many gradient formulas make zeros of the input's sizes and then write the gradient into them. The
-// zeros' layout is a guess, since it is not known yet what will be written. Until then only the
-// formula holds them, so their layout may still change.
+// zeros' layout is a guess, to which the gradient of an operator that picks elements would be
+// redistributed. Until the write only the formula holds them: they take the layout of what is
+// written. The operators that write so, with their functional forms, are rows of
+// operator_traits.cpp.
 
 /// The last zeros that this thread's backward has made and not written to. Weak: they stay alive
 /// for no one, and a tensor that has died can't be taken for a new one at its address.

@@ -10,9 +10,6 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
 /// All dimensions but the channels'.
 Dims samples_of(std::int64_t ndim) {
   Dims dims = all_dims(ndim);

@@ -9,9 +9,6 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
 constexpr std::size_t kGroups = 9, kGradientMask = 10;
 
 std::optional<double> bytes_of_separate_bias_gradient(const BoundCall& bound) {

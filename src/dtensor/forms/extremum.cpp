@@ -21,9 +21,6 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
 /// The index of a candidate that must not win: any other index is smaller.
 constexpr auto kNowhere = std::numeric_limits<std::int64_t>::max();
 
@@ -55,23 +52,8 @@ struct ExtremumCall {
       : impl(impl_of(arguments[0].toTensor())),
         spec(*impl.spec()),
         flat(arguments.size() < 2 || arguments[1].isNone()),
-        keepdim(arguments.size() > 2 && arguments[2].toBool()) {
-    const auto ndim = static_cast<std::int64_t>(spec.sizes.size());
-    if (flat) {
-      dims = all_dims(ndim);
-    } else if (arguments[1].isInt()) {
-      dims = {arguments[1].toInt()};
-    } else {
-      dims = arguments[1].toIntVector();
-      // An empty list is all dimensions.
-      if (dims.empty()) {
-        dims = all_dims(ndim);
-      }
-    }
-    for (auto& dim : dims) {
-      dim += dim < 0 ? ndim : 0;
-    }
-  }
+        keepdim(arguments.size() > 2 && arguments[2].toBool()),
+        dims(flat ? all_dims(impl.dim()) : named_dims(arguments[1], impl.dim())) {}
 
   const DistributedTensorImpl& impl;
   const TensorSpec& spec;
@@ -98,14 +80,8 @@ bool has_no_elements_along(const ExtremumCall& call) {
 // that nothing has to be moved.
 
 std::optional<double> bytes_of_values(const BoundCall& bound) {
-  const auto* self = non_partial_argument(bound, 0);
-  if (self == nullptr || c10::isComplexType(self->spec()->dtype)) {
-    return std::nullopt;
-  }
-  // Without any elements libtorch throws its own error, once the call is gathered.
-  const auto dims =
-      named_dims(bound.call, 1, static_cast<std::int64_t>(self->spec()->sizes.size()));
-  if (numel_along(*self->spec(), dims) == 0) {
+  const auto reduction = reduction_of(bound, 1);
+  if (!reduction || c10::isComplexType(reduction->spec.dtype)) {
     return std::nullopt;
   }
   return 0;
@@ -146,15 +122,11 @@ struct Candidates {
 };
 
 std::optional<double> bytes_of_candidates(const BoundCall& bound) {
-  const auto* self = non_partial_argument(bound, 0);
-  if (self == nullptr) {
+  const auto reduction = reduction_of(bound, 1);
+  if (!reduction) {
     return std::nullopt;
   }
-  const auto& spec = *self->spec();
-  const auto dims = named_dims(bound.call, 1, static_cast<std::int64_t>(spec.sizes.size()));
-  if (numel_along(spec, dims) == 0) {
-    return std::nullopt;
-  }
+  const auto& [spec, dims] = *reduction;
   // An all-gather: each rank's candidates go to all others.
   const auto ranks =
       group_size(spec.sharding.layout, sharding_mesh_dims(spec.sharding.layout, dims));

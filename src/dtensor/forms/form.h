@@ -15,6 +15,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
+using Arguments = std::span<const c10::IValue>;
+using Results = std::vector<c10::IValue>;
+
 /// Another way to run an operator than its rule, for calls that would gather an input: each rank
 /// works on its shard, and only data of the result's size are exchanged. A composition of operators
 /// on distributed tensors, or local work that depends on which elements a rank holds.
@@ -24,7 +27,7 @@ struct Form {
   /// of what is in the call's key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Arguments to results, as the operator. Below autograd. Collective if bytes() isn't 0.
-  std::vector<c10::IValue> (*run)(std::span<const c10::IValue> arguments);
+  Results (*run)(Arguments arguments);
   /// The exchange is the operator's purpose: its caller has asked for it, also in a strict scope.
   /// Such a form is taken wherever it covers the call, whatever it sends.
   bool own_collectives = false;

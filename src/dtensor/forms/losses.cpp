@@ -11,9 +11,6 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
 /// Loss and total weight, in one all-reduce.
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);

@@ -14,9 +14,6 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
 /// The positions of an operator's arguments; -1: it has no such argument.
 struct Norm {
   int dims = -1;
@@ -31,18 +28,11 @@ double order_of(const c10::IValue& order) {
 
 template <const Norm& kNorm>
 std::optional<double> bytes_of_norm(const BoundCall& bound) {
-  const auto* self = non_partial_argument(bound, 0);
-  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) {
+  const auto reduction = reduction_of(bound, kNorm.dims);
+  if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
     return std::nullopt;
   }
-  const auto& spec = *self->spec();
-  const auto ndim = static_cast<std::int64_t>(spec.sizes.size());
-  const auto dims = kNorm.dims < 0
-                        ? all_dims(ndim)
-                        : named_dims(bound.call, static_cast<std::size_t>(kNorm.dims), ndim);
-  if (numel_along(spec, dims) == 0) {
-    return std::nullopt;
-  }
+  const auto& [spec, dims] = *reduction;
   const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
   // An extremum of absolute values: Partial(max) or Partial(min).
   if (std::isinf(order)) {

@@ -14,9 +14,6 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
 /// A plain tensor among distributed ones counts as replicated; check_policy refuses it where the
 /// program has not allowed that.
 bool is_replicated(const at::Tensor& tensor) {

@@ -21,6 +21,18 @@ bool contains(const Dims& dims, std::int64_t dim) {
   return std::ranges::find(dims, dim) != dims.end();
 }
 
+/// From 0, ascending; all if there are none.
+Dims completed(Dims dims, std::int64_t ndim) {
+  if (dims.empty()) {
+    return all_dims(ndim);
+  }
+  for (auto& dim : dims) {
+    dim += dim < 0 ? ndim : 0;
+  }
+  std::ranges::sort(dims);
+  return dims;
+}
+
 }  // namespace
 
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
@@ -42,15 +54,14 @@ Dims all_dims(std::int64_t ndim) {
 }
 
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim) {
-  auto dims = call.integers(arg);
-  if (dims.empty()) {
+  return completed(call.integers(arg), ndim);
+}
+
+Dims named_dims(const c10::IValue& argument, std::int64_t ndim) {
+  if (argument.isNone()) {
     return all_dims(ndim);
   }
-  for (auto& dim : dims) {
-    dim += dim < 0 ? ndim : 0;
-  }
-  std::ranges::sort(dims);
-  return dims;
+  return completed(argument.isInt() ? Dims{argument.toInt()} : argument.toIntVector(), ndim);
 }
 
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims) {
@@ -75,6 +86,18 @@ std::int64_t numel_along(const TensorSpec& spec, const Dims& dims) {
     count *= spec.sizes[static_cast<std::size_t>(dim)];
   }
   return count;
+}
+
+std::optional<Reduction> reduction_of(const BoundCall& call, int dims) {
+  const auto* self = non_partial_argument(call, 0);
+  if (self == nullptr) {
+    return std::nullopt;
+  }
+  const auto& spec = *self->spec();
+  const auto ndim = static_cast<std::int64_t>(spec.sizes.size());
+  Reduction reduction{spec, dims < 0 ? all_dims(ndim)
+                                     : named_dims(call.call, static_cast<std::size_t>(dims), ndim)};
+  return numel_along(spec, reduction.dims) > 0 ? std::optional(std::move(reduction)) : std::nullopt;
 }
 
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <optional>
@@ -23,6 +24,8 @@ const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
 
 /// The dimensions that argument `arg` names, from 0, ascending; all if it is None or empty.
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
+/// Those that the argument itself names, an int or a list.
+Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
 Dims all_dims(std::int64_t ndim);
 
 /// The mesh dimensions that shard one of `dims`, in the order of the dimensions and their digits.
@@ -37,6 +40,15 @@ std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
 /// The bytes that one rank sends in an all-reduce of `elements` elements over the ranks that shard
 /// `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);
+
+struct Reduction {
+  const TensorSpec& spec;
+  Dims dims;
+};
+/// The reduction of argument 0 over the dimensions that argument `dims` names; below 0: over all.
+/// nullopt: no form takes it. Without any elements libtorch throws its own error, once the call is
+/// gathered.
+std::optional<Reduction> reduction_of(const BoundCall& call, int dims);
 
 /// The sizes and layout of the result of a reduction over `dims`. With `partial` it is partial over
 /// the mesh dimensions that shard them.

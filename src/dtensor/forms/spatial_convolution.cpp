@@ -21,9 +21,6 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
 /// The positions of the arguments that forward and backward both have.
 struct Positions {
   std::size_t input, weight, stride, transposed, groups;

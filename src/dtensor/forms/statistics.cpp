@@ -12,27 +12,13 @@
 namespace tessera::detail {
 namespace {
 
-using Arguments = std::span<const c10::IValue>;
-using Results = std::vector<c10::IValue>;
-
-Dims dims_of(const c10::IValue& dims, const at::Tensor& self) {
-  if (dims.isNone() || dims.toIntVector().empty()) {
-    return all_dims(self.dim());
-  }
-  return dims.toIntVector();
-}
-
 /// Two all-reduces of the results.
 std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
-  const auto* self = non_partial_argument(bound, 0);
-  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) {
+  const auto reduction = reduction_of(bound, 1);
+  if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
     return std::nullopt;
   }
-  const auto& spec = *self->spec();
-  const auto dims = named_dims(bound.call, 1, static_cast<std::int64_t>(spec.sizes.size()));
-  if (numel_along(spec, dims) == 0) {
-    return std::nullopt;
-  }
+  const auto& [spec, dims] = *reduction;
   // Sums are sent in the type of arithmetic, which is wider for half precision.
   const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
   return 2 *
@@ -42,7 +28,7 @@ std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
 /// logsumexp(self, dims, keepdim)
 Results run_logsumexp(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
-  const auto dims = dims_of(arguments[1], self);
+  const auto dims = named_dims(arguments[1], self.dim());
   const bool keepdim = arguments[2].toBool();
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
   auto largest = reduce_partial(values.amax(dims, true));
@@ -65,13 +51,9 @@ struct Moments {
 /// mean: E(x^2) - E(x)^2 would cancel.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
-  const auto dims = dims_of(arguments[1], self);
+  const auto dims = named_dims(arguments[1], self.dim());
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
-  Dims wrapped = dims;
-  for (auto& dim : wrapped) {
-    dim += dim < 0 ? self.dim() : 0;
-  }
-  const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), wrapped));
+  const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), dims));
   const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
   // Two all-reduces, one after the other: the squares need the mean.
   const auto mean = reduce_partial(values.sum(dims, true)) / count;
@@ -85,7 +67,7 @@ Moments moments_of(Arguments arguments) {
 at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto result = kept.to(self.scalar_type());
-  return arguments[3].toBool() ? result : result.squeeze(dims_of(arguments[1], self));
+  return arguments[3].toBool() ? result : result.squeeze(named_dims(arguments[1], self.dim()));
 }
 
 Results run_variance(Arguments arguments) {

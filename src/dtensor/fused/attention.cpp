@@ -5,12 +5,15 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
 #include <atomic>
+#include <limits>
 #include <optional>
+#include <vector>
 
 #include "fused/attention_part.h"
 #include "tessera/core/error.h"
@@ -90,6 +93,13 @@ TORCH_LIBRARY_FRAGMENT(tessera, library) {
 }
 
 }  // namespace
+
+at::Tensor window_term(const KeyWindow& window, const at::Tensor& q) {
+  constexpr double kHidden = -std::numeric_limits<double>::infinity();
+  const std::vector<std::int64_t> sizes{window.queries, window.keys};
+  const at::Tensor after = at::full(sizes, kHidden, q.options()).triu_(window.own + 1);
+  return after.add_(at::full(sizes, kHidden, q.options()).tril_(window.own - window.length));
+}
 
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
   // By views and one copy, so that heads stay split.

@@ -6,11 +6,9 @@
 // queries in a chunk are computed as a chunk by themselves: of the sequence that is this document.
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -85,17 +83,6 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   }
   blocks.push_back(square);
   return blocks;
-}
-
-/// A term of the scores, in their type: another one would be converted in each call. At most
-/// chunk * (chunk + window) elements with a window within the chunk, and chunk^2 with a longer one;
-/// made where it is used, as it is a small part of the work on the scores.
-at::Tensor mask_of(Range queries, Range keys, std::int64_t window, const at::Tensor& q) {
-  constexpr double kHidden = -std::numeric_limits<double>::infinity();
-  const std::int64_t own = queries.first - keys.first;  // the first query's own key
-  const std::vector<std::int64_t> sizes{queries.length, keys.length};
-  const at::Tensor mask = at::full(sizes, kHidden, q.options()).triu_(own + 1);
-  return mask.add_(at::full(sizes, kHidden, q.options()).tril_(own - window));
 }
 
 /// Queries that attend alike: those of a chunk, or of a document's part of it.
@@ -183,7 +170,13 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      seen.mask = mask_of(chunk, block.keys, window, q);
+      // At most chunk * (chunk + window) elements with a window within the chunk, and chunk^2 with
+      // a longer one; made where it is used, as it is a small part of the work on the scores.
+      seen.mask = window_term({.queries = chunk.length,
+                               .keys = block.keys.length,
+                               .own = chunk.first - block.keys.first,
+                               .length = window},
+                              q);
     }
     kernel = kernel_of_part(q, k, v, seen);
   }

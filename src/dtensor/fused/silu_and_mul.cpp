@@ -64,21 +64,17 @@ std::optional<ShardingRule> silu_and_mul_rule(const OpCall& call) {
   return rule;
 }
 
+/// `kWithResult`: the operator gives the result, too, before the gradient.
+template <bool kWithResult>
 std::optional<ShardingRule> silu_and_mul_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const HalvesFactors factors(rule, call.tensor(1).sizes);
   rules::input_of(rule, 0) = factors.one;
   rules::input_of(rule, 1) = factors.both;
   rule.outputs = {factors.both};
-  return rule;
-}
-
-std::optional<ShardingRule> silu_and_mul_with_gradient_rule(const OpCall& call) {
-  ShardingRule rule = rules::start(call);
-  const HalvesFactors factors(rule, call.tensor(1).sizes);
-  rules::input_of(rule, 0) = factors.one;
-  rules::input_of(rule, 1) = factors.both;
-  rule.outputs = {factors.one, factors.both};
+  if (kWithResult) {
+    rule.outputs.insert(rule.outputs.begin(), factors.one);
+  }
   return rule;
 }
 
@@ -117,9 +113,10 @@ at::Tensor differentiable_silu_and_mul(const at::Tensor& gate_up) {
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<SiluAndMul>(library, &run_silu_and_mul, silu_and_mul_rule, &differentiable_silu_and_mul);
-  define<SiluAndMulBackward>(library, &kernels::silu_and_mul_backward, silu_and_mul_backward_rule);
+  define<SiluAndMulBackward>(library, &kernels::silu_and_mul_backward,
+                             silu_and_mul_backward_rule<false>);
   define<SiluAndMulWithGradient>(library, &run_silu_and_mul_with_gradient,
-                                 silu_and_mul_with_gradient_rule);
+                                 silu_and_mul_backward_rule<true>);
 }
 
 }  // namespace

@@ -10,30 +10,14 @@
 
 #include "rank/below_autograd.h"
 #include "tessera/internals/detail/shapes_by_libtorch.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
 
 namespace tessera::detail {
 namespace {
 
 /// Has global sizes and strides: those of a distributed tensor's wrapper.
 at::Tensor meta_like(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return tensor;
-  }
   return meta_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-}
-
-c10::IValue meta_argument(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return meta_like(value.toTensor());
-  }
-  if (!value.isTensorList()) {
-    return value;
-  }
-  c10::List<at::Tensor> list;
-  for (const auto& tensor : value.toTensorVector()) {
-    list.push_back(meta_like(tensor));
-  }
-  return list;
 }
 
 }  // namespace
@@ -42,7 +26,7 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments) {
   torch::jit::Stack stack;
   for (const auto& argument : arguments) {
-    stack.push_back(meta_argument(argument));
+    stack.push_back(kernels::with_tensors(argument, meta_like));
   }
   try {
     BelowAutograd guard;
@@ -52,17 +36,8 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     return std::nullopt;
   }
   std::vector<std::vector<std::int64_t>> strides;
-  for (const auto& value : stack) {
-    if (value.isTensor()) {
-      strides.push_back(value.toTensor().strides().vec());
-    }
-    if (!value.isTensorList()) {
-      continue;
-    }
-    for (const auto& tensor : value.toTensorVector()) {
-      strides.push_back(tensor.strides().vec());
-    }
-  }
+  kernels::visit_tensors(
+      stack, [&](const at::Tensor& tensor) { strides.push_back(tensor.strides().vec()); });
   return strides;
 }
 

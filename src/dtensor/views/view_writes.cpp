@@ -14,25 +14,16 @@
 #include "redistribute/redistribute.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {
 namespace {
 
-/// Counted as a plan counts outputs: those in lists one by one.
+/// Counted as a plan counts outputs: those in lists one by one. No result of a view is undefined.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
-  for (const auto& value : results) {
-    if (value.isTensor()) {
-      tensors.push_back(value.toTensor());
-    }
-    if (!value.isTensorList()) {
-      continue;
-    }
-    for (const auto& tensor : value.toTensorVector()) {
-      tensors.push_back(tensor);
-    }
-  }
+  kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 

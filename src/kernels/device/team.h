@@ -19,7 +19,7 @@ class Team {
   __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
   __device__ static std::int64_t width() { return kWidth; }
 
-  /// Of all threads' numbers, with the same bits in each.
+  /// The sum of all threads' numbers, with the same bits in each; below, the largest.
   template <class T>
   __device__ T sum(T x) {
     return reduce(x, [](T a, T b) { return a + b; });

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "fake/fake_observer.h"
@@ -18,6 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/lent_keys.h"
 #include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
 
 namespace tessera::kernels {
 namespace {
@@ -33,54 +35,25 @@ struct Mode {
 /// The one in force.
 std::atomic<const Mode*> mode = nullptr;
 
-/// Calls `visit` with each tensor of the last `count` values.
-template <class Visit>
-void visit_tensors(Stack& stack, std::size_t count, Visit&& visit) {
-  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
-    c10::IValue& value = stack[i];
-    if (value.isTensor()) {
-      visit(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        visit(tensor);
-      }
-    } else if (value.isOptionalTensorList()) {
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        if (tensor) {
-          visit(*tensor);
-        }
-      }
-    }
-  }
-}
-
-std::vector<at::Tensor> tensors_of(Stack& stack, std::size_t count) {
+std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
   std::vector<at::Tensor> tensors;
-  visit_tensors(stack, count, [&](const at::Tensor& tensor) {
-    if (tensor.defined()) {
-      tensors.push_back(tensor);
-    }
-  });
+  visit_tensors(values, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
 }
 
 /// Whether the call involves values that do not exist: of any floating-point tensor of the CPU.
-bool is_fake(Stack& stack, std::size_t count) {
+bool is_fake(std::span<const c10::IValue> arguments) {
   bool floating = false;
   bool elsewhere = false;
-  visit_tensors(stack, count, [&](const at::Tensor& tensor) {
-    floating =
-        floating || (tensor.defined() && (tensor.is_floating_point() || tensor.is_complex()));
-    elsewhere = elsewhere || (tensor.defined() && !tensor.is_cpu());
+  visit_tensors(arguments, [&](const at::Tensor& tensor) {
+    floating = floating || tensor.is_floating_point() || tensor.is_complex();
+    elsewhere = elsewhere || !tensor.is_cpu();
   });
   return floating && !elsewhere;
 }
 
 /// The same sizes, strides and type; a wrapped number stays one, since it decides types otherwise.
 at::Tensor on_meta(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return tensor;
-  }
   at::Tensor meta =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
   if (tessera::detail::is_wrapped_number(tensor)) {
@@ -89,43 +62,25 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   return meta;
 }
 
-/// Puts `replacement(tensor)` in the place of each tensor of the last `count` values.
-void replace_tensors(Stack& stack, std::size_t count,
-                     at::Tensor (*replacement)(const at::Tensor&)) {
-  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
-    c10::IValue& value = stack[i];
-    if (value.isTensor()) {
-      value = replacement(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(replacement(tensor));
-      }
-      value = list;
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        list.push_back(tensor ? std::optional(replacement(*tensor)) : std::nullopt);
-      }
-      value = list;
-    }
+/// Puts `replacement(tensor)` in the place of each tensor of `values`.
+void replace_tensors(std::span<c10::IValue> values, at::Tensor (*replacement)(const at::Tensor&)) {
+  for (c10::IValue& value : values) {
+    value = with_tensors(value, replacement);
   }
 }
 
 at::Tensor allocated(const at::Tensor& meta) {
-  return meta.defined()
-             ? at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU))
-             : meta;
+  return at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU));
 }
 
 /// Runs the call on the meta device: leaves its results on the stack.
 void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
   const tessera::detail::ExcludeKeys not_here(kFakeModeKey);
-  const std::size_t count = op.schema().arguments().size();
-  replace_tensors(stack, count, on_meta);
-  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
-    if (stack[i].isDevice()) {
-      stack[i] = c10::Device(c10::kMeta);
+  const auto arguments = std::span(stack).last(op.schema().arguments().size());
+  replace_tensors(arguments, on_meta);
+  for (c10::IValue& argument : arguments) {
+    if (argument.isDevice()) {
+      argument = c10::Device(c10::kMeta);
     }
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
@@ -133,7 +88,7 @@ void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
 
 void run_functional(const c10::OperatorHandle& op, Stack& stack) {
   run_on_meta(op, stack);
-  replace_tensors(stack, op.schema().returns().size(), allocated);
+  replace_tensors(std::span(stack).last(op.schema().returns().size()), allocated);
 }
 
 /// The arguments that a schema says are written: the results of a call in place.
@@ -157,7 +112,7 @@ std::vector<at::Tensor> inputs_of(const c10::OperatorHandle& op, const Stack& st
       inputs.push_back(stack[stack.size() - arguments.size() + i]);
     }
   }
-  return tensors_of(inputs, inputs.size());
+  return tensors_of(inputs);
 }
 
 /// `written` in place of the arguments, if the operator returns them.
@@ -220,7 +175,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
     call = {.name = op.schema().name(),
             .arguments = torch::jit::last(stack, count).vec(),
             .inputs = inputs_of(op, stack),
-            .results = tensors_of(written, written.size())};
+            .results = tensors_of(written)};
   }
   switch (kind) {
     case FakeKind::kOut:
@@ -237,7 +192,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   }
   if (observed) {
     if (written.empty()) {
-      call.results = tensors_of(stack, op.schema().returns().size());
+      call.results = tensors_of(std::span(stack).last(op.schema().returns().size()));
     }
     mode.load()->observer(call);
   }
@@ -245,7 +200,8 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
 
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const FakeKind kind = fake_kind(op);
-  if (kind == FakeKind::kThrough || !is_fake(*stack, op.schema().arguments().size())) {
+  if (kind == FakeKind::kThrough ||
+      !is_fake(std::span(*stack).last(op.schema().arguments().size()))) {
     return op.redispatchBoxed(
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeModeKey), stack);
   }

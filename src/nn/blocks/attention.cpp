@@ -3,12 +3,12 @@
 
 #include "tessera/nn/attention.h"
 
+#include "blocks/fill_linears.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
-#include "tessera/nn/initialization.h"
 
 namespace tessera::nn {
 namespace {
@@ -160,20 +160,8 @@ at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at:
 }
 
 void Attention::reset_parameters(const InitContext& init) {
-  for (const std::shared_ptr<Linear>& linear :
-       {query_, key_, value_, std::shared_ptr<Linear>(fused_)}) {
-    if (linear != nullptr) {
-      fill(init, *linear, options_.init_std);
-    }
-  }
-  fill(init, *output_, options_.output_init_std > 0 ? options_.output_init_std : options_.init_std);
-}
-
-void Attention::fill(const InitContext& init, const Linear& linear, double std) const {
-  init.fill(linear.weight, init::normal(0, std));
-  if (linear.bias.defined()) {
-    init.fill(linear.bias, init::zeros());
-  }
+  detail::fill_linears(init, {query_.get(), key_.get(), value_.get(), fused_.get()}, *output_,
+                       options_.init_std, options_.output_init_std);
 }
 
 }  // namespace tessera::nn

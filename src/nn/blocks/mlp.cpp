@@ -4,31 +4,14 @@
 
 #include <ATen/ops/gelu.h>
 
-#include <initializer_list>
 #include <vector>
 
+#include "blocks/fill_linears.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/functional.h"
-#include "tessera/nn/initialization.h"
 
 namespace tessera::nn {
 namespace {
-
-void fill_mlp(const InitContext& init, const MlpOptions& options,
-              std::initializer_list<const Linear*> in, const Linear& down) {
-  const auto fill = [&](const Linear& linear, double std) {
-    init.fill(linear.weight, init::normal(0, std));
-    if (linear.bias.defined()) {
-      init.fill(linear.bias, init::zeros());
-    }
-  };
-  for (const Linear* linear : in) {
-    if (linear != nullptr) {
-      fill(*linear, options.init_std);
-    }
-  }
-  fill(down, options.output_init_std > 0 ? options.output_init_std : options.init_std);
-}
 
 const MlpOptions& checked_mlp(const MlpOptions& options) {
   TESSERA_CHECK(options.hidden > 0 && options.inner > 0, "an MLP of ", options.hidden,
@@ -72,7 +55,8 @@ at::Tensor SwiGlu::forward(const at::Tensor& x) {
 }
 
 void SwiGlu::reset_parameters(const InitContext& init) {
-  fill_mlp(init, options_, {gate_.get(), up_.get(), fused_.get()}, *down_);
+  detail::fill_linears(init, {gate_.get(), up_.get(), fused_.get()}, *down_, options_.init_std,
+                       options_.output_init_std);
 }
 
 GeluMlp::GeluMlp(const MlpOptions& options, bool tanh)
@@ -90,7 +74,7 @@ at::Tensor GeluMlp::forward(const at::Tensor& x) {
 }
 
 void GeluMlp::reset_parameters(const InitContext& init) {
-  fill_mlp(init, options_, {up_.get()}, *down_);
+  detail::fill_linears(init, {up_.get()}, *down_, options_.init_std, options_.output_init_std);
 }
 
 }  // namespace tessera::nn

@@ -7,14 +7,11 @@
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -104,18 +101,6 @@ std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   return blocks;
 }
 
-/// Which of `window` - 1 keys before a block, and of its own, each of its queries sees. Numbers
-/// that are added to the scores: libtorch would convert flags in each call.
-at::Tensor band(std::int64_t queries, std::int64_t window, const at::Tensor& q) {
-  const at::Tensor hidden =
-      at::ones({queries, queries + window - 1}, at::dtype(at::kBool).device(q.device()))
-          .tril_(window - 1)
-          .triu_()
-          .logical_not_();
-  return at::zeros(hidden.sizes(), q.options())
-      .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
-}
-
 at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      std::int64_t window) {
   const std::vector<Block> blocks = blocks_of(q.size(kSequenceDim), window);
@@ -125,7 +110,9 @@ at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   for (const Block& block : blocks) {
     masked = std::max(masked, block.is_causal(window) ? 0 : block.count);
   }
-  const at::Tensor mask = band(masked, window, q);
+  // For `window` - 1 keys before a block, and its own.
+  const at::Tensor mask = tessera::detail::window_term(
+      {.queries = masked, .keys = masked + window - 1, .own = window - 1, .length = window}, q);
   const std::vector<at::Tensor> queries = q.split_with_sizes(counts, kSequenceDim);
   std::vector<at::Tensor> mixed;
   for (std::size_t i = 0; i < blocks.size(); ++i) {

@@ -7,14 +7,16 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
+#include <new>
+#include <stdexcept>
 #include <typeinfo>
 #include <unordered_set>
 
 #include "module/buffer_types.h"
+#include "module/fill_epoch.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/call_context.h"
 #include "tessera/nn/detail/call_depth.h"
-#include "tessera/nn/detail/fill_epoch.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -28,6 +30,16 @@ thread_local const detail::RunningCall* call_of_thread = nullptr;
 class ErrorInModule final : public Error {
  public:
   using Error::Error;
+};
+
+/// As the one above. A program that catches std::bad_alloc catches it.
+class BadAllocInModule final : public std::bad_alloc {
+ public:
+  explicit BadAllocInModule(const std::string& message) : text_(message) {}
+  const char* what() const noexcept override { return text_.what(); }
+
+ private:
+  std::runtime_error text_;  // copies without an allocation
 };
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
@@ -317,6 +329,12 @@ void ModuleBase::rethrow_named() const {
                         hint_of_buffer_types(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
+  } catch (const std::bad_alloc& error) {
+    // Those that derive from it have their module, or say more than that there is no memory.
+    if (typeid(error) != typeid(std::bad_alloc)) {
+      throw;
+    }
+    throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
     // Those that derive from it have their module, or are of none: a rank that has died, say.
     if (typeid(error) != typeid(Error)) {

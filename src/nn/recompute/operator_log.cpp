@@ -4,7 +4,6 @@
 
 #include "recompute/operator_log.h"
 
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
 #include <utility>
@@ -14,6 +13,7 @@
 #include "tessera/internals/detail/alias_tensor.h"
 #include "tessera/internals/detail/running_backward.h"
 #include "tessera/internals/detail/version_counter.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
 
 namespace tessera::nn::detail {
 namespace {
@@ -22,57 +22,26 @@ using tessera::local_tensor;
 
 using Results = OperatorMode::Results;
 
-template <class Visit>
-/// Results are tensors or lists of them; numbers have no version.
-void visit_result_tensors(const Results& results, Visit&& visit) {
-  for (const c10::IValue& result : results) {
-    if (result.isTensor() && result.toTensor().defined()) {
-      visit(result.toTensor());
-    }
-    if (result.isTensorList()) {
-      for (const at::Tensor& tensor : result.toTensorVector()) {
-        visit(tensor);
-      }
-    }
-  }
-}
-
 /// The same values and version counter without autograd's state, since autograd attaches its own to
 /// every result.
 at::Tensor unrecorded(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return tensor;
-  }
   // The counter is shared: an in-place write to the result is then seen in what is kept.
   return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
-}
-
-c10::IValue unrecorded(const c10::IValue& result) {
-  if (result.isTensor()) {
-    return unrecorded(result.toTensor());
-  }
-  if (!result.isTensorList()) {
-    return result;
-  }
-  c10::List<at::Tensor> tensors;
-  for (const at::Tensor& tensor : result.toTensorVector()) {
-    tensors.push_back(unrecorded(tensor));
-  }
-  return tensors;
 }
 
 Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    copies.push_back(unrecorded(result));
+    copies.push_back(kernels::with_tensors(result, unrecorded));
   }
   return copies;
 }
 
+/// One for each tensor: numbers have no version.
 std::vector<std::uint32_t> versions_of(const Results& results) {
   std::vector<std::uint32_t> versions;
-  visit_result_tensors(results, [&](const at::Tensor& tensor) {
+  kernels::visit_tensors(results, [&](const at::Tensor& tensor) {
     versions.push_back(tessera::detail::writes_of(tensor));
   });
   return versions;
@@ -92,10 +61,10 @@ void OperatorLog::keep(const std::string& name, std::size_t index, const Results
 }
 
 void OperatorLog::watch_aliases(const Results& results) {
-  visit_result_tensors(results, [&](const at::Tensor& result) {
+  kernels::visit_tensors(results, [&](const at::Tensor& result) {
     for (const auto& [name, calls] : kept_) {
       for (const auto& [index, kept] : calls) {
-        visit_result_tensors(kept.results, [&](const at::Tensor& tensor) {
+        kernels::visit_tensors(kept.results, [&](const at::Tensor& tensor) {
           if (local_tensor(tensor).is_alias_of(local_tensor(result))) {
             tessera::detail::count_with(result, tensor);
           }

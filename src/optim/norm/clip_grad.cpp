@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "local_shards.h"
 #include "norm/grad_terms.h"
@@ -182,9 +183,17 @@ void check(const NormOptions& options) {
                 "-norm of gradients was asked for; p must be above 0 (infinity for the largest)");
 }
 
-void check_max_norm(double max_norm) {
+/// The norm and the factor, with the gradients that they are of.
+std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
+    const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
                 " was asked for; it must not be negative");
+  check(options);
+  const comm::CallerScope caller("clip_grad_norm_");
+  const c10::AutoGradMode no_grad(false);
+  GradTerms terms = collect_grads(parameters, options);
+  kernels::NormAndFactor total = checked_norm(terms, parameters, options, max_norm);
+  return {std::move(terms), std::move(total)};
 }
 
 }  // namespace
@@ -206,12 +215,8 @@ std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
 
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                            const NormOptions& options) {
-  check_max_norm(max_norm);
-  check(options);
-  const comm::CallerScope caller("clip_grad_norm_");
   const c10::AutoGradMode no_grad(false);
-  const GradTerms terms = collect_grads(parameters, options);
-  const kernels::NormAndFactor total = checked_norm(terms, parameters, options, max_norm);
+  const auto [terms, total] = total_and_factor(parameters, max_norm, options);
   // Always multiplied, by 1 as well: to ask whether it is needed would make the host wait.
   scale_by(terms.locals, total.factor);
   return total.rounded;
@@ -219,12 +224,7 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
 
 ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                        const NormOptions& options) {
-  check_max_norm(max_norm);
-  check(options);
-  const comm::CallerScope caller("clip_grad_norm_");
-  const c10::AutoGradMode no_grad(false);
-  const kernels::NormAndFactor total =
-      checked_norm(collect_grads(parameters, options), parameters, options, max_norm);
+  const kernels::NormAndFactor total = total_and_factor(parameters, max_norm, options).second;
   return {total.rounded, total.factor};
 }
 

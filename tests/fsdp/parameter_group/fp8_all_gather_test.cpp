@@ -71,7 +71,7 @@ TEST(Fp8AllGather, BringsTheQuantisedWeightAlsoOfUnevenShards) {
   }
 }
 
-// Of 16 x 64 bytes and 16 scales of 4 bytes, padded to 64 on each rank, where bf16 are 2048 bytes.
+// 16 x 64 bytes and 16 scales of 4 bytes, padded to 64 on each rank, where bf16 are 2048 bytes.
 TEST(Fp8AllGather, SendsAByteAnElementAndAScaleARow) {
   RunRanks(4, [](Rank& rank) {
     testing::Filled<nn::Linear> linear(64, 16, nn::LinearOptions{.bias = false});

@@ -68,8 +68,7 @@ void convert_and_halve(SmallModel& model, Rank&, const Path&) {
 class WriteWithinAStep : public ::testing::TestWithParam<Write> {};
 
 TEST_P(WriteWithinAStep, IsSeen) {
-  SmallModel alone(testing::kDim, testing::kHidden, testing::kClasses);
-  testing::fill(alone);
+  testing::Filled<SmallModel> alone(testing::kDim, testing::kHidden, testing::kClasses);
   halve(alone);
   const at::Tensor x = testing::batch(testing::kDim, 1);
   const at::Tensor expected = alone(x);
@@ -128,8 +127,7 @@ TEST(ShardsOverReplicas, SeeAnOptimizerThatStepsBetweenMicroBatches) {
 TEST(ShardsOverReplicas, SeeAWriteAfterAForwardWithoutBackward) {
   RunRanks(4, [](Rank& rank) {
     ShardedModel model(hybrid_mesh(rank, 2, 2), kOverReplicas);
-    SmallModel alone(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(alone);
+    testing::Filled<SmallModel> alone(testing::kDim, testing::kHidden, testing::kClasses);
     const at::Tensor x = testing::batch(testing::kDim, 0);
     for (const bool last : {true, false, true}) {
       set_is_last_backward(model, last);
@@ -146,8 +144,7 @@ TEST(ShardsOverReplicas, SeeAWriteAfterAForwardWithoutBackward) {
 TEST(ShardsOverReplicas, SeeAWriteAfterAUnitWasCalledByItself) {
   RunRanks(4, [](Rank& rank) {
     ShardedModel model(hybrid_mesh(rank, 2, 2), kOverReplicas);
-    SmallModel alone(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(alone);
+    testing::Filled<SmallModel> alone(testing::kDim, testing::kHidden, testing::kClasses);
     const at::Tensor x = testing::batch(testing::kDim, 0);
     model(x).sum().backward();  // knows its root from now on
     const at::Tensor unused = (*model.blocks[0])(x);

@@ -89,7 +89,7 @@ TYPED_TEST(NormOnDevice, KeepsWhatIsNotFinite) {
   EXPECT_TRUE(std::isnan(sums_of<T>({x})[0]));
 }
 
-/// Of sums of 2, 3 and 1 chunks.
+/// The kinds have sums of 2, 3 and 1 chunks.
 std::vector<double> kinds_of(const std::vector<double>& sums) {
   std::vector<double> out(2);
   Alone alone;

@@ -24,7 +24,7 @@ void run(const Pack& call) {
   }
 }
 
-/// Of every element alone, so that the kernel's vectors and chunks are no part of it.
+/// Converts every element alone, so that the kernel's vectors and chunks are no part of it.
 template <class To, class From>
 To converted(From value) {
   return static_cast<To>(static_cast<float>(value));

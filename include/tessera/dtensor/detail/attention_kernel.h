@@ -25,6 +25,15 @@ struct AttentionKernel {
 /// i / group of `kv`.
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
+/// Which of `keys` keys each of `queries` queries sees: the last `length` of those up to its own,
+/// which is key `own` for the first query.
+struct KeyWindow {
+  std::int64_t queries, keys, own, length;
+};
+/// What that adds to the scores, (queries, keys), in their type, as `q` is: libtorch would convert
+/// flags in each call.
+at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
+
 /// Which back end libtorch takes for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;

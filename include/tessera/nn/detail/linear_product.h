@@ -18,6 +18,9 @@ namespace tessera::nn::detail {
 /// as a KeptTensor, for the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
+/// The same in fp8 (convert_to_fp8), whose gradients are those of fp8_linear().
+at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
 /// sum + a b of matrices, in the memory of `sum` where no communication is due and no backward is
 /// recorded; `sum` may be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);

@@ -2,9 +2,6 @@
 
 #include <cstdint>
 
-#include "tessera/export.h"
-
-TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 /// A number that changes whenever a slot gets storage that is not filled. A module that was found
@@ -12,4 +9,3 @@ namespace tessera::nn::detail {
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
-TESSERA_API_END

@@ -6,10 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 
-TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// `value` as a T, as if rounded once, to nearest even. For types narrower than float, rounds to a
@@ -46,4 +44,3 @@ TESSERA_HOST_DEVICE inline c10::Half narrow<c10::Half>(double value) {
 }
 
 }  // namespace tessera::kernels
-TESSERA_API_END
