@@ -215,7 +215,7 @@ void EqualCopies::compare_origins() const {
       origins.emplace_back(detail::concat("parameter '", name, "'"), nn::detail::origin_of(*slot));
     }
   }
-  if (origins.empty() || mesh_.size() == 1) {
+  if (mesh_.size() == 1) {
     return;
   }
   const std::string difference = nn::detail::different_origins(mesh_, origins);

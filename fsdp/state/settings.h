@@ -69,8 +69,8 @@ struct Settings {
   std::vector<std::weak_ptr<Unit>> forward_prefetch;   ///< empty: what ran after, last time
   std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
   CollectiveHooks hooks;
-  /// What messages call the units of the model that have Options::may_be_unused.
-  std::vector<std::string> may_be_unused;
+  /// What messages call the units of the model that have Options::may_be_unused; one list for all.
+  std::shared_ptr<const std::vector<std::string>> may_be_unused;
 
   /// The end of `error`, about ranks that call different collectives. None where that names a unit
   /// which has the option.
@@ -78,7 +78,7 @@ struct Settings {
     const auto names = [&](const std::string& unit) {
       return error.find(unit) != std::string::npos;
     };
-    return std::ranges::any_of(may_be_unused, names)
+    return may_be_unused != nullptr && std::ranges::any_of(*may_be_unused, names)
                ? ""
                : "; a unit that only some ranks run needs Options::may_be_unused";
   }

@@ -77,7 +77,7 @@ void Unit::make_iteration() {
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
   const ModuleTree tree(root, false);
-  std::vector<std::string> may_be_unused;
+  const auto may_be_unused = std::make_shared<std::vector<std::string>>();
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
     unit->groups_.set_comm_context(groups_.shared_comm_context());
@@ -88,7 +88,7 @@ void Unit::make_iteration() {
     unit->settings_->label =
         unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
     if (unit->may_be_unused_) {
-      may_be_unused.push_back(unit->label());
+      may_be_unused->push_back(unit->label());
     }
   }
   for (const std::shared_ptr<Unit>& unit : units) {

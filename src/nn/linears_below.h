@@ -12,7 +12,7 @@ struct NamedLinear {
   std::string fqn;
   Linear* linear = nullptr;
 
-  /// Whether a pattern of matches_fqn() does.
+  /// Whether one of `patterns`, as of matches_fqn(), is of its name.
   bool is_named_by(const std::vector<std::string>& patterns) const;
 };
 /// Every Linear of `root`, itself included, in its order.

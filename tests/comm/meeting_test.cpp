@@ -8,6 +8,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +40,7 @@ bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::
   const auto watch = std::make_shared<GroupWatch>(watch_of(rank, world_size), "tp", ranks);
   const GroupInfo group{"tp", ranks, index, std::chrono::seconds(10), watch};
   const StorePtr own = c10::make_intrusive<c10d::PrefixStore>(join(ranks), store);
-  return all_come_at_once(*store, *own, group, world_size, "tp/" + std::to_string(earlier));
+  return all_come_at_once(store, own, group, world_size, "tp/" + std::to_string(earlier));
 }
 
 TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
@@ -66,26 +67,43 @@ TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   });
 }
 
-/// As that of a process that is stopped.
+/// As that of a process that is stopped: no call ends, and each waits for the one before.
 class SilentStore final : public c10d::HashStore {
  public:
   explicit SilentStore(std::shared_future<void> end) : end_(std::move(end)) {}
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    const std::lock_guard lock(await_end());
+    HashStore::set(key, value);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    const std::lock_guard lock(await_end());
+    return HashStore::add(key, value);
+  }
   bool check(const std::vector<std::string>& keys) override {
-    end_.wait();
+    const std::lock_guard lock(await_end());
     return HashStore::check(keys);
   }
 
  private:
+  std::mutex& await_end() {
+    end_.wait();
+    return mutex_;
+  }
+
   std::shared_future<void> end_;
+  std::mutex mutex_;
 };
 
 TEST(Meet, ASilentStoreIsWaitedForUntilTheTimeOut) {
   std::promise<void> end;
   const StorePtr store = c10::make_intrusive<SilentStore>(end.get_future().share());
   const std::vector<int> ranks{0, 1};
-  const auto watch = std::make_shared<GroupWatch>(watch_of(1, 2), "tp", ranks);
-  const GroupInfo group{"tp", ranks, 1, std::chrono::seconds(2), watch};
-  EXPECT_ERROR(meet(*store, group), "a peer did not come within 2000 ms");
+  const auto watch = std::make_shared<GroupWatch>(watch_of(0, 2), "tp", ranks);
+  const GroupInfo group{"tp", ranks, 0, std::chrono::seconds(1), watch};
+  const auto late = "a peer did not come within 1000 ms";
+  EXPECT_ERROR(meet(store, group), late);
+  EXPECT_ERROR(all_come_at_once(store, store, group, 2, "tp/0"), late);
+  EXPECT_ERROR(value_from(store, group, 1, "key"), late);
   end.set_value();
 }
 

@@ -195,7 +195,7 @@ TEST(Hooked, SaysWhatToDoAboutABufferOfAnotherTypeThanParameters) {
   }
   EXPECT_THROWN(c10::Error, module(at::ones({2, 3}, at::kBFloat16)),
                 "'norm.running_mean' is of type Float, and parameters are BFloat16",
-                "make 'norm' an FSDP unit of its own, whose mp_policy has param_dtype = at::kFloat",
+                "an FSDP unit of its own, whose mp_policy has param_dtype = at::kFloat",
                 "and restore_input_dtype = true");
 }
 

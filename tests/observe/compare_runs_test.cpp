@@ -95,7 +95,7 @@ TEST(CompareRuns, RecordsThenFindsEveryMeshEqual) {
   }
 }
 
-/// 4 ranks compute each of the 2 keys and values of 4 heads twice.
+/// With 4 heads and 2 of keys and values, 4 ranks compute each of the latter twice.
 TEST(CompareRuns, ComparesEveryCopyOfAHead) {
   const TemporaryFolder folder;
   const nn::AttentionOptions few{.hidden = 12, .heads = 4, .kv_heads = 2};

@@ -246,26 +246,30 @@ TEST(Optimizer, CountsStepsOfEachParameter) {
   EXPECT_EQ(value(b), value(alone));
 }
 
-/// Loaded into a list of states that was asked for before a step.
+/// Loaded into a list of states that was asked for before a step. The shards adjoin, as FSDP lays
+/// them out: one with another step number must not be updated together with its neighbour.
 TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   nn::Linear linear(16, 16);
-  nn::init_weights(linear, 0);
+  const nn::SlotPtr weight = linear.named_slots()[0].second, bias = linear.named_slots()[1].second;
+  const at::Tensor values = at::ones({272}), gradients = at::ones({272});
+  weight->set(values.narrow(0, 0, 256).view({16, 16}).detach().requires_grad_());
+  bias->set(values.narrow(0, 256, 16).detach().requires_grad_());
   AdamW optimizer(linear, {.lr = 0.1});
   const auto state = named_state(optimizer, linear);
   const auto step = [&] {
-    linear(at::ones({1, 16})).sum().backward();
+    weight->persistent().mutable_grad() = gradients.narrow(0, 0, 256).view({16, 16});
+    bias->persistent().mutable_grad() = gradients.narrow(0, 256, 16);
     optimizer.step();
     optimizer.zero_grad();
   };
   step();
   for (const auto& [name, tensor] : state) {
-    name == "weight.step" ? tensor.fill_(7) : tensor.zero_();
+    tensor.fill_(name == "weight.step" ? 7 : 0);
   }
-  const at::Tensor bias = linear.named_slots()[1].second->get().detach();
-  const at::Tensor before = bias.clone();
+  const at::Tensor before = bias->get().detach().clone();
   step();
   // The first step of the bias, and not its eighth.
-  EXPECT_TRUE(bias.allclose(before * (1 - 0.1 * 1e-2) - 0.1));
+  EXPECT_TRUE(bias->get().detach().allclose(before * (1 - 0.1 * 1e-2) - 0.1));
 }
 
 /// Without other state.

@@ -25,7 +25,8 @@ std::int64_t held_out_batches(const LlamaRun& run) {
 }  // namespace
 
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  const auto loss_of_batch = [&run](std::int64_t i) {
+  double counted = 0;  // tokens a rank, where not all count
+  const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
     tensor_parallel::CrossEntropyOptions options;
@@ -36,9 +37,16 @@ std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& 
     for (std::int64_t k = 1; k < run.options.accumulate; ++k) {
       sum = sum + run.loss_of(batch, k, options);
     }
-    return options.tokens.defined() ? sum : sum / run.options.accumulate;
+    if (!options.tokens.defined()) {
+      return sum / run.options.accumulate;
+    }
+    counted += options.tokens.item<double>();
+    return sum * options.tokens;
   };
-  return training::evaluate(*run.model, run.data_ranks, held_out_batches(run), loss_of_batch, stop);
+  const std::int64_t batches = held_out_batches(run);
+  const std::optional<double> mean =
+      training::evaluate(*run.model, run.data_ranks, batches, loss_of_batch, stop);
+  return mean && counted > 0 ? *mean * static_cast<double>(batches) / counted : mean;
 }
 
 void print_held_out_loss(const LlamaRun& run, double loss) {

@@ -111,9 +111,10 @@ class UnshardHandle {
 /// module that is not a unit; unshard also for parameters that are still on the meta device, and if
 /// ranks gather different units.
 void unshard(nn::ModuleBase& module);
-/// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed. They are
-/// copies: if the program has written to one since unshard, throws Error after it has freed them,
-/// and so does the next forward.
+/// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed. While a
+/// backward is to come, all ranks free a unit that may be unused, or none does. They are copies: if
+/// the program has written to one since unshard, throws Error after it has freed them. A forward
+/// that comes before throws too, and leaves them.
 void reshard(nn::ModuleBase& module);
 /// Begins to gather, with the values that the shards have at this call; forward, unshard or the
 /// handle waits for it. Collective. Throws as unshard.

@@ -58,10 +58,11 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 /// FSDP unit and the rank. On every rank too for a model of which FSDP has put nothing on
 /// `data_mesh`, as no gradient would be summed over it.
 ///
-/// A step that throws leaves no gradients and is not counted. Where the figures were not finite, a
-/// CPU has found it before the update: the parameters are as they were. On a GPU, where the host
-/// waits only once a step, the parameters have been updated by then, and are lost: go back to a
-/// checkpoint.
+/// The norm is that of the gradients of all parameters of the model, and of what else the optimizer
+/// updates. A step leaves none of them, also if it throws; then it is not counted. Where the
+/// figures were not finite, a CPU has found it before the update: the parameters are as they were.
+/// On a GPU, where the host waits only once a step, the parameters have been updated by then, and
+/// are lost: go back to a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 

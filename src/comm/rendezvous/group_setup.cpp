@@ -46,11 +46,11 @@ GroupInfo part_of(const GroupInfo& info, const char* which, const std::vector<in
 }
 
 /// Whether each host says yes: its leader, for all of its ranks.
-bool all_hosts_say(detail::Store& store, const GroupInfo& info, const HostLayout& layout,
+bool all_hosts_say(const detail::StorePtr& store, const GroupInfo& info, const HostLayout& layout,
                    bool yes) {
   const auto key = [](int host) { return "host" + std::to_string(host); };
   if (layout.local == 0) {
-    store.set(key(layout.host), yes ? "yes" : "no");
+    tell(store, info, key(layout.host), yes ? "yes" : "no");
   }
   bool result = true;
   for (int host = 0; host < layout.hosts(); ++host) {
@@ -70,7 +70,7 @@ CommunicatorPtr make_hierarchy(const JobInfo& job, const GroupInfo& info,
   CommunicatorPtr inside = here.size() == 1
                                ? make_solo_communicator()
                                : make_shm_communicator(store_for(job, here, "shm"), here);
-  if (!all_hosts_say(*store_for(job, info, "hosts"), info, layout, inside != nullptr)) {
+  if (!all_hosts_say(store_for(job, info, "hosts"), info, layout, inside != nullptr)) {
     return nullptr;
   }
   std::vector<int> leaders;
@@ -134,7 +134,7 @@ CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::str
   }
   const BegunCall call = info.watch->begin("set-up", "", 0);
   try {
-    meet(*store_for(job, info, use + "meeting"), info);
+    meet(store_for(job, info, use + "meeting"), info);
     CommunicatorPtr made = make(call);
     info.watch->done(call);
     return made;

@@ -236,7 +236,7 @@ class StoreWorld final : public World {
     const bool whole = info.size() == size();
     const std::string meeting =
         detail::concat("split-meeting/", info.name, "/", times_named_[info.name]++);
-    const bool split = !whole && all_come_at_once(*job_->store, *store_for(*job_, info, "split"),
+    const bool split = !whole && all_come_at_once(job_->store, store_for(*job_, info, "split"),
                                                   info, size(), meeting);
     if (split && nccl_of_all_ == nullptr) {
       const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);

@@ -40,6 +40,7 @@ using std::chrono::milliseconds;
 /// Ranks that run the same code warn at about the same time. The others wait for rank 0 for this
 /// long, so that one rank shows all common warnings.
 constexpr milliseconds kRankZeroFirst{500};
+constexpr milliseconds kStorePatience{1000};
 constexpr milliseconds kNap{10};
 
 std::string in_one_line(std::string text) {
@@ -83,9 +84,12 @@ class JobWarnings final : public c10::WarningHandler {
       }
       return store.add(key, 1) == 1;
     };
+    // Better twice than never where the store is silent, or gone with rank 0.
     try {
-      // Where the store is silent, or gone with rank 0: better twice than never.
-      return ask_in_time(store_, kRankZeroFirst + kStorePatience, is_first).value_or(true);
+      std::future<bool> answer = silent_ ? std::future<bool>() : ask(store_, is_first);
+      silent_ =
+          silent_ || answer.wait_for(kRankZeroFirst + kStorePatience) != std::future_status::ready;
+      return silent_ || answer.get();
     } catch (const std::exception&) {
       return true;
     }
@@ -102,6 +106,7 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
+  bool silent_ = false;  ///< the store: it is not asked again
   std::unordered_set<std::string> shown_;
 };
 

@@ -209,21 +209,22 @@ constexpr auto kHandleKey = "handle";
 
 /// The first rank makes the segment, the others open it. All continue to the vote, also those
 /// without a segment: no rank may be left waiting.
-std::optional<ShmSegment> reach_segment(detail::Store& store, const GroupInfo& group) {
+std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
     return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
   }
   auto segment = wanted ? ShmSegment::create(group.size()) : std::nullopt;
   // Also without a segment, because the peers wait for the key.
-  store.set(kHandleKey, segment ? segment->handle() : "none");
+  tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
 }
 
 /// True if every rank says `yes`. A key for each rank and question; every rank reads all of them,
 /// and so comes to the same answer.
-bool all_say(detail::Store& store, const GroupInfo& group, const std::string& question, bool yes) {
-  store.set(question + std::to_string(group.rank), yes ? "yes" : "no");
+bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::string& question,
+             bool yes) {
+  tell(store, group, question + std::to_string(group.rank), yes ? "yes" : "no");
   bool result = true;
   for (int rank = 0; rank < group.size(); ++rank) {
     result = value_from(store, group, rank, question + std::to_string(rank)) == "yes" && result;
@@ -244,7 +245,7 @@ bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
 
 /// The segment of a group; nullopt on every rank if one of them cannot reach it, cannot see its
 /// peers' processes (another pid namespace) or has TESSERA_SHM=0. Collective.
-std::optional<ShmSegment> negotiate_segment(detail::Store& store, const GroupInfo& group) {
+std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
   std::optional<ShmSegment> segment = reach_segment(store, group);
   if (segment) {
     segment->set_process(group.rank, this_process());
@@ -265,7 +266,7 @@ std::optional<ShmSegment> negotiate_segment(detail::Store& store, const GroupInf
 
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group) {
   try {
-    std::optional<ShmSegment> segment = negotiate_segment(*store, group);
+    std::optional<ShmSegment> segment = negotiate_segment(store, group);
     if (!segment) {
       return nullptr;
     }

@@ -22,41 +22,49 @@ std::string here_key(int rank) {
 /// Keys with the ranks that set them.
 using Keys = std::vector<std::pair<std::string, int>>;
 
-/// As ask_in_time().
-template <class Ask>
-auto ask(detail::Store& store, std::chrono::milliseconds patience, Ask ask) {
-  return ask_in_time(detail::StorePtr::unsafe_reclaim_from_nonowning(&store), patience,
-                     std::move(ask));
+constexpr std::chrono::microseconds kFirstNap{200};
+constexpr std::chrono::microseconds kLongestNap{100'000};
+
+/// What ask() brings. Throws PeerError at the time-out if the store is silent.
+template <class Question>
+auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question question) {
+  const auto silent = [&group] {
+    return group.watch->world().is_stopped(0) ? std::vector<int>{0} : std::vector<int>();
+  };
+  auto answer = ask(store, std::move(question));
+  PeerWait wait(group, kSetUp);
+  for (auto nap = kFirstNap; answer.wait_for(nap) != std::future_status::ready;
+       nap = std::min(2 * nap, kLongestNap)) {
+    wait.check(silent);
+  }
+  return answer.get();
 }
 
-/// Waits until all keys are set.
-void await_keys(detail::Store& store, const GroupInfo& group, const Keys& keys) {
-  constexpr std::chrono::microseconds kFirstNap{200};
-  constexpr std::chrono::microseconds kLongestNap{100'000};
-  const auto all_set = [keys](detail::Store& asked) {
-    std::vector<std::string> names;
+/// The ranks whose keys are not set.
+std::vector<int> ranks_without(detail::Store& store, const Keys& keys) {
+  std::vector<std::string> names;
+  for (const auto& [name, rank] : keys) {
+    names.push_back(name);
+  }
+  std::vector<int> missing;
+  if (!store.check(names)) {
     for (const auto& [name, rank] : keys) {
-      names.push_back(name);
-    }
-    return asked.check(names);
-  };
-  const auto ranks_without = [keys](detail::Store& asked) {
-    std::vector<int> missing;
-    for (const auto& [name, rank] : keys) {
-      if (!asked.check({name})) {
+      if (!store.check({name})) {
         missing.push_back(rank);
       }
     }
-    return missing;
-  };
+  }
+  return missing;
+}
+
+/// Waits until all keys are set.
+void await_keys(const detail::StorePtr& store, const GroupInfo& group, const Keys& keys) {
   const auto missing = [&] {
-    // A silent store is rank 0's, if that is stopped.
-    return ask(store, kStorePatience, ranks_without)
-        .value_or(group.watch->world().is_stopped(0) ? std::vector<int>{0} : std::vector<int>());
+    return answer_of(store, group,
+                     [keys](detail::Store& asked) { return ranks_without(asked, keys); });
   };
   PeerWait wait(group, kSetUp);
-  for (auto nap = kFirstNap; !ask(store, kStorePatience, all_set).value_or(false);
-       nap = std::min(2 * nap, kLongestNap)) {
+  for (auto nap = kFirstNap; !missing().empty(); nap = std::min(2 * nap, kLongestNap)) {
     wait.check(missing);
     std::this_thread::sleep_for(nap);
   }
@@ -64,12 +72,12 @@ void await_keys(detail::Store& store, const GroupInfo& group, const Keys& keys) 
 
 }  // namespace
 
-void meet(detail::Store& store, const GroupInfo& group) {
+void meet(const detail::StorePtr& store, const GroupInfo& group) {
   Keys keys;
   for (const int rank : group.ranks) {
     keys.emplace_back(here_key(rank), rank);
   }
-  store.set(here_key(group.world_rank()), "");
+  tell(store, group, here_key(group.world_rank()), "");
   await_keys(store, group, keys);
 }
 
@@ -95,23 +103,30 @@ std::string decide(detail::Store& store, int group_size, int world_size,
 
 }  // namespace
 
-bool all_come_at_once(detail::Store& world, detail::Store& own, const GroupInfo& group,
-                      int world_size, const std::string& meeting) {
+bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
+                      const GroupInfo& group, int world_size, const std::string& meeting) {
   constexpr auto kAnswer = "answer";
   if (group.rank == 0) {
-    const auto answer = ask(world, kTogetherWithin + kStorePatience,
-                            [size = group.size(), world_size, meeting](detail::Store& asked) {
-                              return decide(asked, size, world_size, meeting);
-                            });
-    own.set(kAnswer, answer.value_or(kAlone));
+    tell(own, group, kAnswer,
+         answer_of(world, group, [size = group.size(), world_size, meeting](detail::Store& asked) {
+           return decide(asked, size, world_size, meeting);
+         }));
   }
   return value_from(own, group, 0, kAnswer) == kTogether;
 }
 
-std::string value_from(detail::Store& store, const GroupInfo& group, int from,
+std::string value_from(const detail::StorePtr& store, const GroupInfo& group, int from,
                        const std::string& key) {
   await_keys(store, group, {{key, group.ranks[static_cast<std::size_t>(from)]}});
-  return store.get_to_str(key);
+  return answer_of(store, group, [key](detail::Store& asked) { return asked.get_to_str(key); });
+}
+
+void tell(const detail::StorePtr& store, const GroupInfo& group, const std::string& key,
+          const std::string& value) {
+  answer_of(store, group, [key, value](detail::Store& asked) {
+    asked.set(key, value);
+    return true;
+  });
 }
 
 }  // namespace tessera::comm

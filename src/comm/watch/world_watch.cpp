@@ -335,10 +335,9 @@ std::vector<std::string> WorldWatch::answers_of_other_hosts(std::int64_t questio
     return {};
   }
   if (question == 0) {  // nobody was asked
-    return {records_[0] == nullptr
-                ? "rank 0 does not answer, nor does its store: it is stopped, or its host is out "
-                  "of reach"
-                : "nobody can be asked, as the store does not answer"};
+    return {
+        "rank 0 does not answer, nor does the store (rank 0's, or the launcher's): a process "
+        "is stopped, or its host is out of reach"};
   }
   const auto deadline = std::chrono::steady_clock::now() + most;
   std::vector<std::string> lines;

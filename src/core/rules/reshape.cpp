@@ -33,7 +33,7 @@ class Reshape {
   }
 
   /// Any shape of nothing is a view of any other. Sizes that both begin with are the same
-  /// dimensions; what comes after them has elements to go by, or shares nothing.
+  /// dimensions; what comes after them has elements to go by, or shares what both end with.
   void share_without_elements() {
     const auto rest = std::ranges::mismatch(from_, to_);
     const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
@@ -44,10 +44,14 @@ class Reshape {
     if (in == out && in > 0) {
       return share(same);
     }
-    for (std::size_t dim = same; dim < from_.size(); ++dim) {
+    std::size_t i = from_.size(), o = to_.size();
+    for (; i > same && o > same && from_[i - 1] == to_[o - 1]; --i, --o) {
+      input_[i - 1] = output_[o - 1] = {add_factor(rule_, from_[i - 1])};
+    }
+    for (std::size_t dim = same; dim < i; ++dim) {
       input_[dim] = {add_unsharded(rule_, from_[dim])};
     }
-    for (std::size_t dim = same; dim < to_.size(); ++dim) {
+    for (std::size_t dim = same; dim < o; ++dim) {
       output_[dim] = {add_unsharded(rule_, to_[dim])};
     }
   }

@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/detail/held_submodule.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
 namespace {
@@ -27,36 +25,10 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// The module that has `buffer`.
-std::string module_of(const std::string& buffer) {
-  const std::size_t dot = buffer.rfind('.');
-  return dot == std::string::npos ? "" : buffer.substr(0, dot);
-}
-
 /// Whether the module that has `buffer` is `module`, or around it.
 bool is_around(const std::string& buffer, const std::string& module) {
-  const std::string owner = module_of(buffer);
-  return owner.empty() || (module + ".").starts_with(owner + ".");
-}
-
-/// Whether `fqn` holds a module of libtorch's, whose forward is not the program's.
-bool holds_module(const ModuleBase& root, const std::string& fqn) {
-  bool holds = false;
-  visit_modules(root, [&](const std::string& name, const ModuleBase& module) {
-    holds |= name == fqn && dynamic_cast<const detail::HoldsModule*>(&module) != nullptr;
-  });
-  return holds;
-}
-
-std::string remedy_for(const ModuleBase& root, const std::string& name, const at::Tensor& buffer) {
-  const std::string owner = module_of(name);
-  if (!holds_module(root, owner)) {
-    return "cast it where it is used, buffer.to(x.scalar_type())";
-  }
-  return tessera::detail::concat(
-      "make ", owner.empty() ? "this module" : "'" + owner + "'",
-      " an FSDP unit of its own, whose mp_policy has param_dtype = at::k", buffer.scalar_type(),
-      " and restore_input_dtype = true");
+  const std::size_t dot = buffer.rfind('.');
+  return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
 }  // namespace
@@ -79,7 +51,10 @@ std::string hint_of_buffer_types(const c10::Error& error, const ModuleBase& root
       return tessera::detail::concat(
           "; buffer '", name, "' is of type ", buffer.scalar_type(), ", and parameters are ",
           other->second->get().scalar_type(),
-          ", as a policy of mixed precision may have it: ", remedy_for(root, name, buffer));
+          ", as a policy of mixed precision may have it: cast it where it is used, "
+          "buffer.to(x.scalar_type()), or make its module (a held one of libtorch's, say) an FSDP "
+          "unit of its own, whose mp_policy has param_dtype = at::k",
+          buffer.scalar_type(), " and restore_input_dtype = true");
     }
   }
   return "";

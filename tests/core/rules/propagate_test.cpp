@@ -59,6 +59,14 @@ TEST(Propagate, FlattenPutsALocalDigitInFrontOfAShardedInnerDimension) {
   EXPECT_EQ(decided.outputs[0], layout({{{3, {}}, {8, {1}}}}));
 }
 
+/// Rows of sequences that a rank has none of.
+TEST(Propagate, AViewWithoutElementsKeepsTheDimensionsThatBothEndWith) {
+  const auto decided = decide(call("aten::view", {{0, 26, 20}}, {std::vector<std::int64_t>{0, 20}}),
+                              {layout({{}, {}, {{0, {1}}}})});
+  EXPECT_EQ(decided.inputs[0], layout({{}, {}, {{0, {1}}}}));
+  EXPECT_EQ(decided.outputs[0], layout({{}, {{0, {1}}}}));
+}
+
 TEST(Propagate, UnflattenTakesItApartAgain) {
   const auto decided = decide(call("aten::view", {{24}}, {std::vector<std::int64_t>{3, 8}}),
                               {layout({{{3, {}}, {8, {1}}}})});

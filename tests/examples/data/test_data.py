@@ -139,7 +139,7 @@ class Documents(LossesOfTransformers):
 
     def test_have_their_own_held_out_loss(self):
         model = self.model(programs.SMALL)
-        documents, shard = self.packed(12, 16)
+        documents, shard = self.packed(24, 16)
         want = own_loss(model, [list(zip(doc, doc[1:])) for doc in documents])
         flags = ["--config", self.config, "--steps", 0, "--batch", 12, "--seq", 16, "--eval-tokens", shard,
                  "--document-mask", "--eos-token", self.END]

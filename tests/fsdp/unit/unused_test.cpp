@@ -187,7 +187,8 @@ INSTANTIATE_TEST_SUITE_P(Steps, UnusedAndFreed,
 // It would be followed already.
 TEST(Unused, IsNoAdviceForAUnitThatIsMarked) {
   Settings settings;
-  settings.may_be_unused = {"unit 'extra'"};
+  settings.may_be_unused =
+      std::make_shared<const std::vector<std::string>>(std::vector<std::string>{"unit 'extra'"});
   EXPECT_EQ(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra'"), "");
   EXPECT_CONTAINS(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra2'"),
                   "needs Options::may_be_unused");
