@@ -135,7 +135,7 @@ std::string time_text(const RankPlan& rank) {
     text += fmt::format("; MFU {:.1f} %, {:.0f} tokens/s", *rank.metrics.mfu,
                         rank.metrics.tokens_per_s);
   }
-  text += "\n";
+  text += '\n';
   for (const auto& [group, seconds] : rank.time->communication) {
     const auto exposed = rank.time->exposed.find(group);
     text += fmt::format("    {:<14} {} of collectives, {} exposed\n", group, seconds_text(seconds),
