@@ -27,7 +27,7 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d_store.h"
 #include "tessera/internals/detail/quiet_log.h"
-#include "watch/ask_in_time.h"
+#include "watch/asked.h"
 
 namespace tessera::comm {
 namespace {
@@ -86,9 +86,11 @@ class JobWarnings final : public c10::WarningHandler {
     };
     // Better twice than never where the store is silent, or gone with rank 0.
     try {
-      std::future<bool> answer = silent_ ? std::future<bool>() : ask(store_, is_first);
-      silent_ =
-          silent_ || answer.wait_for(kRankZeroFirst + kStorePatience) != std::future_status::ready;
+      if (silent_) {
+        return true;
+      }
+      auto answer = ask(store_, is_first);
+      silent_ = !answer.wait_for(kRankZeroFirst + kStorePatience);
       return silent_ || answer.get();
     } catch (const std::exception&) {
       return true;

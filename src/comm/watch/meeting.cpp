@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "watch/ask_in_time.h"
+#include "watch/asked.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
@@ -33,8 +33,7 @@ auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question q
   };
   auto answer = ask(store, std::move(question));
   PeerWait wait(group, kSetUp);
-  for (auto nap = kFirstNap; answer.wait_for(nap) != std::future_status::ready;
-       nap = std::min(2 * nap, kLongestNap)) {
+  for (auto nap = kFirstNap; !answer.wait_for(nap); nap = std::min(2 * nap, kLongestNap)) {
     wait.check(silent);
   }
   return answer.get();
