@@ -4,10 +4,19 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <typeinfo>
+
 namespace tessera::detail {
 
 StorePtr memory_store() {
   return c10::make_intrusive<c10d::HashStore>();
+}
+
+bool is_in_memory(const StorePtr& store) {
+  auto* const below = dynamic_cast<c10d::PrefixStore*>(store.get());
+  const StorePtr own = below == nullptr ? store : below->getUnderlyingNonPrefixStore();
+  const c10d::Store& type = *own;
+  return typeid(type) == typeid(c10d::HashStore);
 }
 
 StorePtr store_below(const std::string& prefix, const StorePtr& store) {

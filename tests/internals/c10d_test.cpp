@@ -33,6 +33,12 @@ TEST(C10dStoreCanary, KeepsWhatIsSetBelowAPrefix) {
   EXPECT_EQ(below->clone()->add("count", 1), 3);
 }
 
+TEST(C10dStoreCanary, KnowsAStoreInMemoryBelowPrefixes) {
+  const StorePtr store = memory_store();
+  EXPECT_TRUE(is_in_memory(store));
+  EXPECT_TRUE(is_in_memory(store_below("a", store_below("b", store))));
+}
+
 TEST(C10dStoreCanary, OnAServerIsSeenByItsClients) {
   constexpr std::uint16_t kAny = 0;
   const StorePtr server =

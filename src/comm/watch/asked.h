@@ -11,7 +11,8 @@
 namespace tessera::comm {
 
 /// What `question`, which is given the store, returns. A store's server, mostly the process of rank
-/// 0, may be stopped, and most calls of a store have no time-out: so a thread of its own asks. It
+/// 0, may be stopped, and most calls of a store have no time-out: so a thread of its own asks, but
+/// where the store is in this process. It
 /// is left behind if it has no answer at the end, and then no later call of the store ends either:
 /// `question` owns what it uses.
 template <class Answer>
@@ -19,14 +20,23 @@ class Asked {
  public:
   template <class Question>
   Asked(detail::StorePtr store, Question question) {
+    const bool in_memory = detail::is_in_memory(store);
     std::packaged_task<Answer()> task(
         [store = std::move(store), question = std::move(question)] { return question(*store); });
     answer_ = task.get_future();
-    thread_ = std::thread(std::move(task));
+    if (in_memory) {
+      task();
+    } else {
+      thread_ = std::thread(std::move(task));
+    }
   }
   Asked(const Asked&) = delete;
   Asked& operator=(const Asked&) = delete;
-  ~Asked() { has_answer_ ? thread_.join() : thread_.detach(); }
+  ~Asked() {
+    if (thread_.joinable()) {
+      has_answer_ ? thread_.join() : thread_.detach();
+    }
+  }
 
   /// Whether the answer comes within `time`.
   bool wait_for(std::chrono::microseconds time) {

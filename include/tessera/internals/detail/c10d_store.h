@@ -25,6 +25,10 @@ using StorePtr = c10::intrusive_ptr<Store>;
 /// In this process.
 StorePtr memory_store();
 
+/// Whether `store`, or that below its prefixes, is a memory_store(): its calls do not wait for
+/// anybody.
+bool is_in_memory(const StorePtr& store);
+
 /// Keys of `store` that begin with `prefix`.
 StorePtr store_below(const std::string& prefix, const StorePtr& store);
 
