@@ -28,8 +28,8 @@ constexpr std::chrono::microseconds kLongestNap{100'000};
 /// What ask() brings. Throws PeerError at the time-out if the store is silent.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question question) {
-  const auto silent = [&group] {
-    return group.watch->world().is_stopped(0) ? std::vector<int>{0} : std::vector<int>();
+  const auto silent = [&world = group.watch->world()] {
+    return world.is_stopped(0) && world.may_come(0) ? std::vector<int>{0} : std::vector<int>();
   };
   auto answer = ask(store, std::move(question));
   PeerWait wait(group, kSetUp);
