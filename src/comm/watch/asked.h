@@ -10,11 +10,10 @@
 
 namespace tessera::comm {
 
-/// What `question`, which is given the store, returns. A store's server, mostly the process of rank
-/// 0, may be stopped, and most calls of a store have no time-out: so a thread of its own asks, but
-/// where the store is in this process. It
-/// is left behind if it has no answer at the end, and then no later call of the store ends either:
-/// `question` owns what it uses.
+/// The answer of a store to `question`, a function of the store. A store's server, mostly the
+/// process of rank 0, may be stopped, and most calls of a store have no time-out. So a separate
+/// thread asks, unless the store is in this process. A thread without an answer is left behind:
+/// `question` owns what it uses. No later call of that store ends either.
 template <class Answer>
 class Asked {
  public:

@@ -6,8 +6,7 @@
 
 namespace tessera::nn {
 
-/// As check_initialized(), with what mends it: `remedy` ends the message about storage that was
-/// never filled.
+/// Throws what check_initialized() throws. `remedy` says how to fill storage that was never filled.
 void check_filled(const ModuleBase& module, const std::string& asked, const std::string& remedy);
 
 }  // namespace tessera::nn

@@ -50,7 +50,7 @@ struct InitRun {
 
 namespace {
 
-/// What mends an initialisation that has left some out.
+/// Advice for parameters that no initialisation has filled.
 constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
     "set_initializers";
