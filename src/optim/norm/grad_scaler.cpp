@@ -25,6 +25,9 @@ namespace {
 /// Another gradient may have overflowed unseen, or would be multiplied by a factor that is not its
 /// own.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
+  if (parameters == optimizer.parameters()) {
+    return;  // as in most steps
+  }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
     TESSERA_CHECK(known.contains(slot) || !slot->persistent().grad().defined(),
@@ -138,7 +141,6 @@ GradScaler::ClippedStep GradScaler::clip_and_step(Optimizer& optimizer,
 GradScaler::ClippedStep GradScaler::clip_and_step(
     Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
     const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
-  check_covers(parameters, optimizer);
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
     // Taken out meanwhile: before_step() may throw.
@@ -149,6 +151,7 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
     checked_ = checked;
     return {norm, step(optimizer, options)};
   }
+  check_covers(parameters, optimizer);
   ClipFactor clip;
   {
     RECORD_USER_SCOPE("clip_grad_norm_");
