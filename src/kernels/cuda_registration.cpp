@@ -5,7 +5,7 @@
 
 #include "cuda_kernels.h"
 #include "device/launches.h"
-#include "random_cuda.h"
+#include "random_elements.h"
 #include "tessera/core/error.h"
 
 namespace tessera::kernels {

@@ -4,13 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "narrow.h"
 #include "tessera/core/error.h"
 
 namespace tessera::kernels {
 
+/// body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for others;
 /// `what` completes the message: "dropout of a Long tensor was asked for".
-/// body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for others.
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
   switch (type) {

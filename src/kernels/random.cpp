@@ -13,6 +13,7 @@
 #include "cuda_kernels.h"
 #include "float_types.h"
 #include "parallel.h"
+#include "random_elements.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/fake_mode.h"

@@ -1,5 +1,5 @@
 // Random numbers and dropout on a GPU. Part of libtessera_cuda.so.
-#include "random_cuda.h"
+#include "random_elements.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -9,7 +9,6 @@
 #include <variant>
 
 #include "float_types.h"
-#include "random_elements.h"
 #include "tessera/core/error.h"
 
 // The twin of random.cpp: the same headers, compiled with --fmad=false, give the same bits.

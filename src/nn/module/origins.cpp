@@ -61,14 +61,6 @@ namespace {
 
 using NamedOrigins = std::vector<std::pair<std::string, std::int64_t>>;
 
-std::int64_t hash_of(const NamedOrigins& origins) {
-  std::uint64_t hash = 0;
-  for (const auto& [name, origin] : origins) {
-    hash = substream(hash, static_cast<std::uint64_t>(origin));
-  }
-  return static_cast<std::int64_t>(hash);
-}
-
 /// For messages: which part of the model this rank gave.
 std::string range_of(const NamedOrigins& origins) {
   return origins.empty() ? ""
@@ -76,24 +68,22 @@ std::string range_of(const NamedOrigins& origins) {
                                                    " to ", origins.back().first, ")");
 }
 
-/// Whether some ranks have other origins. Throws Error, on all ranks, if they have more or fewer:
-/// they could not exchange those.
-bool differ(const DeviceMesh& mesh, const NamedOrigins& origins) {
-  const auto all =
-      comm::gather_on_hosts(mesh.group_of_all_ranks(), {std::ssize(origins), hash_of(origins)});
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    TESSERA_CHECK(all[rank][0] == all[0][0], "the models of the ranks differ: of ", to_string(mesh),
-                  ", rank ", mesh.ranks()[rank], " has ", all[rank][0], " parameters where rank ",
-                  mesh.ranks()[0], " has ", all[0][0], range_of(origins),
-                  "; make the same model on every rank");
+/// Throws Error, on all ranks, if some have more or fewer: they could not exchange them.
+void check_equally_many(const DeviceMesh& mesh, const NamedOrigins& origins) {
+  const auto counts = comm::gather_on_hosts(mesh.group_of_all_ranks(), {std::ssize(origins)});
+  for (std::size_t rank = 1; rank < counts.size(); ++rank) {
+    TESSERA_CHECK(counts[rank] == counts[0], "the models of the ranks differ: of ", to_string(mesh),
+                  ", rank ", mesh.ranks()[rank], " has ", counts[rank][0],
+                  " parameters where rank ", mesh.ranks()[0], " has ", counts[0][0],
+                  range_of(origins), "; make the same model on every rank");
   }
-  return std::ranges::any_of(all, [&](const auto& other) { return other != all.front(); });
 }
 
 }  // namespace
 
 std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins& origins) {
-  if (!differ(mesh, origins)) {
+  check_equally_many(mesh, origins);
+  if (origins.empty()) {
     return "";
   }
   std::vector<std::int64_t> own;
