@@ -118,7 +118,6 @@ int run_generate(std::vector<std::string> arguments) {
   const comm::WorldScope scope(comm::world_from_environment(
       {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
   llama::Config config = llama::read_config(std::filesystem::path(options.model) / "config.json");
-  config.fused_projections = options.fused_projections;
   llama::check_same_start(*scope.world(), options.shared, config);
   const Run run{options,
                 config,
