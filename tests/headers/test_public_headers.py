@@ -75,7 +75,7 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/linear_products.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
-                                                         "tessera/nn/detail/held_submodule.h"}})
+                                                         "tessera/nn/detail/adopted_module.h"}})
 
 
 if __name__ == "__main__":

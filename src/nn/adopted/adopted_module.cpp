@@ -1,7 +1,7 @@
 // A tree of slots beside a tree of libtorch's modules. A swap of a slot reaches the member that
 // forward reads, and libtorch's own table, so that nobody keeps the unsharded tensor.
 
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -9,7 +9,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "held/held_classes.h"
+#include "adopted/member_tables.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -21,7 +21,7 @@ bool has_tensors(const torch::nn::Module& module) {
 }
 
 /// The member of that name, if it holds `tensor`; else the end.
-auto find_member(const detail::HeldTensors& members, const std::string& name,
+auto find_member(const detail::ModuleMembers& members, const std::string& name,
                  const at::Tensor& tensor) {
   return std::ranges::find_if(members, [&](const auto& each) {
     return each.first == name && each.second().is_same(tensor);
@@ -42,7 +42,7 @@ Taken& taken() {
 
 }  // namespace
 
-std::shared_ptr<const void> detail::take_module(const torch::nn::Module& module) {
+std::shared_ptr<const void> detail::claim_module(const torch::nn::Module& module) {
   const std::lock_guard lock(taken().mutex);
   TESSERA_CHECK(taken().modules.insert(&module).second, "nn::adopt was given a ", module.name(),
                 " that was adopted before; use what the first call returned");
@@ -52,18 +52,18 @@ std::shared_ptr<const void> detail::take_module(const torch::nn::Module& module)
           }};
 }
 
-HeldSubmodule::HeldSubmodule(std::shared_ptr<torch::nn::Module> module, const std::string& fqn,
+AdoptedModule::AdoptedModule(std::shared_ptr<torch::nn::Module> module, const std::string& fqn,
                              Maker& maker)
     : ModuleBase(module->name()), module_(std::move(module)) {
   maker.fill(*this, *module_, fqn);
 }
 
-void HeldSubmodule::train(bool on) {
+void AdoptedModule::train(bool on) {
   ModuleBase::train(on);
   module_->train(on);
 }
 
-void HeldSubmodule::Maker::fill(ModuleBase& holder, torch::nn::Module& module,
+void AdoptedModule::Maker::fill(ModuleBase& holder, torch::nn::Module& module,
                                 const std::string& fqn) {
   add_parameters(holder, module, fqn);
   add_buffers(holder, module, fqn);
@@ -74,10 +74,10 @@ void HeldSubmodule::Maker::fill(ModuleBase& holder, torch::nn::Module& module,
   }
 }
 
-detail::HeldTensors HeldSubmodule::Maker::tensors_of(torch::nn::Module& module) const {
-  detail::HeldTensors found;
+detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module) const {
+  detail::ModuleMembers found;
   find_in_libtorch(module, found);
-  for (const detail::FindTensors find : classes_) {
+  for (const detail::FindMembers find : classes_) {
     find(module, found);
   }
   return found;
@@ -85,9 +85,9 @@ detail::HeldTensors HeldSubmodule::Maker::tensors_of(torch::nn::Module& module) 
 
 /// The tensor stays the same one until it is sharded: optimizers and members that have it see then
 /// that it was replaced.
-void HeldSubmodule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
+void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
-  const detail::HeldTensors members = tensors_of(module);
+  const detail::ModuleMembers members = tensors_of(module);
   for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
     const std::string& name = parameter.key();
     const at::Tensor& tensor = parameter.value();
@@ -111,9 +111,9 @@ void HeldSubmodule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
 
 /// The tensor itself, which forward writes in place. The statistics of norms are small: on the meta
 /// device they get memory, and the values that they begin with, at once.
-void HeldSubmodule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
+void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
-  const detail::HeldTensors members = tensors_of(module);
+  const detail::ModuleMembers members = tensors_of(module);
   for (const auto& buffer : module.named_buffers(/*recurse=*/false)) {
     const std::string& name = buffer.key();
     at::Tensor tensor = buffer.value();
@@ -131,7 +131,7 @@ void HeldSubmodule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
   }
 }
 
-std::shared_ptr<ModuleBase> HeldSubmodule::Maker::part_of(
+std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
     const std::shared_ptr<torch::nn::Module>& module, const std::string& fqn) {
   if (auto ours = std::dynamic_pointer_cast<ModuleBase>(module)) {
     return ours;  // has slots and hooks
@@ -139,7 +139,7 @@ std::shared_ptr<ModuleBase> HeldSubmodule::Maker::part_of(
   if (const auto found = parts_.find(module.get()); found != parts_.end()) {
     return found->second;
   }
-  auto part = std::make_shared<HeldSubmodule>(module, fqn, *this);
+  auto part = std::make_shared<AdoptedModule>(module, fqn, *this);
   parts_.emplace(module.get(), part);
   return part;
 }

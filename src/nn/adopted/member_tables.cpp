@@ -1,7 +1,7 @@
 // The classes of libtorch that register parameters or buffers themselves: which members hold them.
-// A new one is a line here, and one in held_values.cpp.
+// A new one is a line here, and one in initial_values.cpp.
 
-#include "held/held_classes.h"
+#include "adopted/member_tables.h"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -21,10 +21,10 @@
 namespace tessera::nn {
 namespace {
 
-using detail::HeldTensors;
+using detail::ModuleMembers;
 
 template <class M>
-void add(M& module, HeldTensors& found, std::initializer_list<SlotMember<M>> members) {
+void add(M& module, ModuleMembers& found, std::initializer_list<SlotMember<M>> members) {
   for (const SlotMember<M>& each : members) {
     found.emplace_back(each.name,
                        [&module, member = each.member]() -> at::Tensor& { return module.*member; });
@@ -32,12 +32,12 @@ void add(M& module, HeldTensors& found, std::initializer_list<SlotMember<M>> mem
 }
 
 template <class... Classes>
-void add_weight_and_bias(torch::nn::Module& module, HeldTensors& found) {
-  (detail::find_tensors<Classes>(module, found), ...);
+void add_weight_and_bias(torch::nn::Module& module, ModuleMembers& found) {
+  (detail::find_members<Classes>(module, found), ...);
 }
 
 template <class... Classes>
-void add_running_stats(torch::nn::Module& module, HeldTensors& found) {
+void add_running_stats(torch::nn::Module& module, ModuleMembers& found) {
   const auto add_those_of = [&found]<class M>(M* norm) {
     if (norm != nullptr) {
       add<M>(*norm, found,
@@ -49,7 +49,7 @@ void add_running_stats(torch::nn::Module& module, HeldTensors& found) {
   (add_those_of(dynamic_cast<Classes*>(&module)), ...);
 }
 
-void add_attention(torch::nn::Module& module, HeldTensors& found) {
+void add_attention(torch::nn::Module& module, ModuleMembers& found) {
   using M = torch::nn::MultiheadAttentionImpl;
   if (auto* attention = dynamic_cast<M*>(&module)) {
     add<M>(*attention, found,
@@ -64,7 +64,7 @@ void add_attention(torch::nn::Module& module, HeldTensors& found) {
 }
 
 template <class... Cells>
-void add_cells(torch::nn::Module& module, HeldTensors& found) {
+void add_cells(torch::nn::Module& module, ModuleMembers& found) {
   const auto add_those_of = [&found]<class M>(M* cell) {
     if (cell != nullptr) {
       add<M>(*cell, found,
@@ -80,7 +80,7 @@ void add_cells(torch::nn::Module& module, HeldTensors& found) {
 /// The weights of all layers are one list, which forward reads.
 template <class M>
 struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
-  static void add(torch::nn::Module& module, HeldTensors& found) {
+  static void add(torch::nn::Module& module, ModuleMembers& found) {
     if (auto* rnn = dynamic_cast<M*>(&module)) {
       const std::vector<std::string>& names = rnn->*(&FlatWeights::flat_weights_names_);
       for (std::size_t i = 0; i < names.size(); ++i) {
@@ -93,7 +93,7 @@ struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
 };
 
 /// They read their parameters where libtorch has registered them.
-void add_registered(torch::nn::Module& module, HeldTensors& found) {
+void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   if (dynamic_cast<torch::nn::ParameterListImpl*>(&module) == nullptr &&
       dynamic_cast<torch::nn::ParameterDictImpl*>(&module) == nullptr) {
     return;
@@ -106,7 +106,7 @@ void add_registered(torch::nn::Module& module, HeldTensors& found) {
 
 }  // namespace
 
-void find_in_libtorch(torch::nn::Module& module, HeldTensors& found) {
+void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
   add_weight_and_bias<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl,
                       ConvTranspose1dImpl, ConvTranspose2dImpl, ConvTranspose3dImpl, LayerNormImpl,

@@ -17,10 +17,10 @@
 #include <memory>
 #include <optional>
 
-#include "held/held_classes.h"
+#include "adopted/member_tables.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/initialization.h"
 
 namespace tessera::nn {
@@ -164,8 +164,8 @@ void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
 
 }  // namespace
 
-void detail::reset_held(const torch::nn::Module& module, const ModuleBase& holder,
-                        const InitContext& init) {
+void detail::reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
+                           const InitContext& init) {
   using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
   const Slots slots(holder, init);
   if (is_any<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,

@@ -4,12 +4,12 @@
 
 #include <string>
 
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 
 namespace tessera::nn {
 
 /// Adds the members of one of libtorch's modules that hold its own parameters and buffers.
-void find_in_libtorch(torch::nn::Module& module, detail::HeldTensors& found);
+void find_in_libtorch(torch::nn::Module& module, detail::ModuleMembers& found);
 
 /// libtorch's own table of the parameters of `module`, which is for classes that derive from it.
 inline torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
