@@ -1,5 +1,4 @@
-// Rotary position embedding, for queries and keys as projections leave them: apart, or in one
-// product with values.
+// Rotary position embedding of queries and keys.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -35,18 +34,15 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   return (v * c + across).to(x.scalar_type());
 }
 
-/// Tensors that one pass reads and writes: (batch, sequence, heads, head_dim), or with groups
-/// before the heads.
+/// Tensors that one pass reads and writes: (batch, sequence, heads, head_dim).
 struct Heads {
   at::Tensor x;
   at::Tensor out;
-  bool turned = true;
 };
 
 HeadStrides strides_of(const at::Tensor& x) {
   return {.batch = x.stride(0),
           .position = x.stride(1),
-          .group = x.dim() == 5 ? x.stride(2) : 0,
           .head = x.stride(-2)};
 }
 
@@ -55,14 +51,11 @@ RotaryHeads part_of(const Heads& each) {
           .out = each.out.mutable_data_ptr(),
           .from = strides_of(each.x),
           .to = strides_of(each.out),
-          .groups = each.x.dim() == 5 ? each.x.size(2) : 1,
-          .heads = each.x.size(-2),
-          .turned = each.turned};
+          .heads = each.x.size(-2)};
 }
 
-std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample, std::int64_t place,
-                       std::int64_t group) {
-  return sample * strides.batch + place * strides.position + group * strides.group;
+std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample, std::int64_t place) {
+  return sample * strides.batch + place * strides.position;
 }
 
 /// The heads of a part, of one position.
@@ -74,20 +67,12 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
   // The same tables for each sample of the batch.
   const std::int64_t table = place * 2 * p.half;
   // A kernel's heads are dense in `out`.
-  const std::int64_t at_once = part.turned && part.to.head == 2 * p.half ? part.heads : 1;
-  for (std::int64_t group = 0; group < part.groups; ++group) {
-    const T* x = static_cast<const T*>(part.x) + offset_of(part.from, sample, place, group);
-    T* out = static_cast<T*>(part.out) + offset_of(part.to, sample, place, group);
-    for (std::int64_t head = 0; head < part.heads; head += at_once) {
-      const T* from = x + head * part.from.head;
-      T* to = out + head * part.to.head;
-      if (part.turned) {
-        kernels.rotary(from, part.from.head, p.cos + table, p.sin + table, to, at_once, p.half,
-                       p.transposed);
-      } else {
-        std::copy_n(from, 2 * p.half, to);
-      }
-    }
+  const std::int64_t at_once = part.to.head == 2 * p.half ? part.heads : 1;
+  const T* x = static_cast<const T*>(part.x) + offset_of(part.from, sample, place);
+  T* out = static_cast<T*>(part.out) + offset_of(part.to, sample, place);
+  for (std::int64_t head = 0; head < part.heads; head += at_once) {
+    kernels.rotary(x + head * part.from.head, part.from.head, p.cos + table, p.sin + table,
+                   out + head * part.to.head, at_once, p.half, p.transposed);
   }
 }
 
@@ -139,15 +124,6 @@ at::Tensor dense_like(const at::Tensor& x) {
   return at::empty(x.sizes(), x.options());
 }
 
-/// Queries, keys and values of a product (batch, sequence, groups, n + 2, head_dim), as views.
-struct GroupedHeads {
-  explicit GroupedHeads(const at::Tensor& qkv)
-      : q(qkv.narrow(3, 0, qkv.size(3) - 2)),
-        k(qkv.select(3, qkv.size(3) - 2)),
-        v(qkv.select(3, qkv.size(3) - 1)) {}
-  at::Tensor q, k, v;
-};
-
 }  // namespace
 
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
@@ -172,44 +148,6 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
   run({{with_dense_heads(q), q_out}, {with_dense_heads(k), k_out}}, {cos, sin, transposed},
       "tessera::rotary_embedding_qk", {q, k}, {q_out, k_out});
   return {q_out, k_out};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rotary_qkv(const at::Tensor& qkv,
-                                                          const at::Tensor& cos,
-                                                          const at::Tensor& sin) {
-  const GroupedHeads from(with_dense_heads(qkv));
-  if (!has_kernels(qkv)) {
-    const at::Tensor q = composed(from.q.flatten(2, 3), cos, sin, /*transposed=*/false);
-    return {q.view(from.q.sizes()), composed(from.k, cos, sin, /*transposed=*/false),
-            from.v.clone(at::MemoryFormat::Contiguous)};
-  }
-  const at::Tensor q = dense_like(from.q);
-  const at::Tensor k = dense_like(from.k);
-  const at::Tensor v = dense_like(from.v);
-  run({{from.q, q}, {from.k, k}, {from.v, v, /*turned=*/false}}, {cos, sin, /*transposed=*/false},
-      "tessera::rotary_qkv", {qkv}, {q, k, v});
-  return {q, k, v};
-}
-
-at::Tensor rotary_qkv_backward(const at::Tensor& q_grad, const at::Tensor& k_grad,
-                               const at::Tensor& v_grad, const at::Tensor& cos,
-                               const at::Tensor& sin) {
-  std::vector<std::int64_t> sizes = q_grad.sizes().vec();
-  sizes[3] += 2;
-  at::Tensor result = at::empty(sizes, q_grad.options());
-  const GroupedHeads to(result);
-  if (!has_kernels(q_grad)) {
-    to.q.copy_(composed(q_grad.flatten(2, 3), cos, sin, /*transposed=*/true).view(to.q.sizes()));
-    to.k.copy_(composed(k_grad, cos, sin, /*transposed=*/true));
-    to.v.copy_(v_grad);
-    return result;
-  }
-  run({{with_dense_heads(q_grad), to.q},
-       {with_dense_heads(k_grad), to.k},
-       {with_dense_heads(v_grad), to.v, /*turned=*/false}},
-      {cos, sin, /*transposed=*/true}, "tessera::rotary_qkv_backward", {q_grad, k_grad, v_grad},
-      {result});
-  return result;
 }
 
 }  // namespace tessera::kernels

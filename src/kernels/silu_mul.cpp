@@ -1,7 +1,6 @@
 // The gate of SwiGLU. Elementwise: threads share the elements, and rows are for inputs that are
 // parts of one product.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -169,30 +168,6 @@ at::Tensor composed(const at::Tensor& gate, const at::Tensor& up) {
   return (at::silu(gate.to(type)) * up.to(type)).to(gate.scalar_type());
 }
 
-/// Gate and up of one tensor, (rows, size) each.
-std::pair<at::Tensor, at::Tensor> halves_of(const at::Tensor& x) {
-  const std::int64_t size = x.size(-1) / 2;
-  const at::Tensor rows = x.contiguous().view({size == 0 ? 0 : x.numel() / (2 * size), 2 * size});
-  return {rows.narrow(1, 0, size), rows.narrow(1, size, size)};
-}
-
-std::vector<std::int64_t> sizes_of_half(const at::Tensor& x) {
-  std::vector<std::int64_t> sizes = x.sizes().vec();
-  sizes.back() /= 2;
-  return sizes;
-}
-
-/// The gradient of gate and up in one tensor; `product` as in run_backward().
-at::Tensor gradient_of_both(const at::Tensor& grad, const at::Tensor& gate_up,
-                            const at::Tensor& product, const char* name) {
-  const auto [gate, up] = halves_of(gate_up);
-  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
-  const auto [gate_grad, up_grad] = halves_of(result);
-  run_backward(g, {gate, up}, gate_grad, up_grad, product, {name, {g, gate_up}}, {result});
-  return result;
-}
-
 }  // namespace
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
@@ -223,34 +198,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
   const auto [gate_grad, up_grad] =
       gradients_of(grad, gate, up, product, "tessera::silu_mul_with_gradients");
   return {product, gate_grad, up_grad};
-}
-
-at::Tensor silu_and_mul(const at::Tensor& gate_up) {
-  const auto [gate, up] = halves_of(gate_up);
-  if (!has_kernels(gate_up)) {
-    return composed(gate, up).view(sizes_of_half(gate_up));
-  }
-  at::Tensor result = at::empty(sizes_of_half(gate_up), gate_up.options());
-  run_forward({gate, up}, result, {"tessera::silu_and_mul", {gate_up}});
-  return result;
-}
-
-at::Tensor silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_up) {
-  if (!has_kernels(gate_up)) {
-    const auto [gate, up] = halves_of(gate_up);
-    const auto [of_gate, of_up] = composed_backward(grad.reshape(gate.sizes()), gate, up);
-    return at::cat({of_gate, of_up}, 1).view(gate_up.sizes());
-  }
-  return gradient_of_both(grad, gate_up, {}, "tessera::silu_and_mul_backward");
-}
-
-std::pair<at::Tensor, at::Tensor> silu_and_mul_with_gradient(const at::Tensor& grad,
-                                                             const at::Tensor& gate_up) {
-  if (!has_kernels(gate_up)) {
-    return {silu_and_mul(gate_up), silu_and_mul_backward(grad, gate_up)};
-  }
-  const at::Tensor product = at::empty(sizes_of_half(gate_up), gate_up.options());
-  return {product, gradient_of_both(grad, gate_up, product, "tessera::silu_and_mul_with_gradient")};
 }
 
 }  // namespace tessera::kernels

@@ -11,7 +11,6 @@
 
 #include "tessera/internals/detail/composite_kernels.h"
 #include "tessera/internals/detail/cpu_products.h"
-#include "tessera/internals/detail/quantile_ranks.h"
 #include "tessera/internals/detail/refused_gradient.h"
 #include "tessera/internals/detail/shapes_by_libtorch.h"
 #include "tessera/internals/detail/unboxed_call.h"
@@ -71,14 +70,6 @@ TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
       EXPECT_TRUE(at::equal(result, before * 0.5 - product * 2));
     }
   }
-}
-
-// 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above
-// 3 as a double.
-TEST(QuantileRanksCanary, AreOfTheTypeThatLibtorchTakes) {
-  const auto found = at::quantile(at::arange(11, at::kFloat), 0.3, {}, false, "higher");
-  const bool wide = type_of_quantile_ranks(at::kFloat) == at::kDouble;
-  EXPECT_EQ(found.item<float>(), wide ? 4 : 3);
 }
 
 TEST(UnboxedCallCanary, TakesResultsOffAStack) {

@@ -21,6 +21,7 @@
 #include "examples/llama/generate/texts.h"
 #include "examples/llama/same_start.h"
 #include "tessera/data/text.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/tessera.hpp"
 
 namespace {
@@ -140,5 +141,6 @@ int run_generate(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return llama::run_program("llama_generate", argc, argv, run_generate);
 }

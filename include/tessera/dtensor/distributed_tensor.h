@@ -69,13 +69,7 @@ class DistributedTensor {
   DistributedTensor redistribute(LayoutPtr layout) const;
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options) const;
-  /// The same tensor on another mesh of the same world, one of these, else throws Error:
-  ///   - a mesh of the same ranks in any arrangement: one all-to-all, or none where every rank
-  ///   holds
-  ///     what it needs;
-  ///   - a slice of this mesh through this rank, or a mesh that this one is a slice of: the tensor,
-  ///     and its gradient, are taken to be replicated on the dimensions that the slice lacks.
-  /// Collective over the larger mesh. Gradient: redistributed back.
+  /// As PyTorch's: throws Error for a mesh that is not this tensor's.
   DistributedTensor redistribute(const DeviceMesh& mesh, const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   /// The global tensor, as a plain one, on every rank. Collective. Gradient: local gradients are

@@ -96,13 +96,10 @@ at::Tensor own_local(const DistributedTensorImpl& impl) {
 }
 
 /// An asynchronous redistribution, below autograd. Undefined, and nothing is done, if no collective
-/// is needed or the target is on another mesh. The strides are contiguous ones: those of a pending
+/// is needed. The strides are contiguous ones: those of a pending
 /// local tensor are unknown.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
-  if (spec->sharding.mesh != target.mesh) {
-    return {};
-  }
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
   if (transfer == nullptr) {
     return {};
@@ -116,9 +113,7 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
 /// must not reach the other.
 at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
-  auto local = spec->sharding.mesh == target.mesh
-                   ? redistribute_local(impl.local(), spec, target.layout)
-                   : cross_mesh_redistribute(impl.local(), spec, target);
+  auto local = redistribute_local(impl.local(), spec, target.layout);
   const bool shares = local.is_same(impl.local()) || local.is_alias_of(impl.local());
   if (shares && !local.is_meta()) {
     local = local.detach().clone();
@@ -204,6 +199,10 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   if (source == target) {
     return tensor;
   }
+  TESSERA_CHECK(source.mesh == target.mesh, "redistribute from ", to_string(source.mesh), " to ",
+                to_string(target.mesh),
+                ": a tensor stays on its mesh; on the other one make it anew from full_tensor() by "
+                "distribute_tensor");
   const comm::CallerScope caller("redistribute");
   auto result = options.async ? pending(impl, target) : at::Tensor();
   if (!result.defined()) {

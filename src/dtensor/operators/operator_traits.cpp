@@ -41,7 +41,7 @@ constexpr std::array kTraitRows{
 
     // Kernels of our own.
     TraitRow{Trait::kOwnKernel, "detach is_same_size _has_compatible_shallow_copy_type"},
-    TraitRow{Trait::kOwnKernel, "_linalg_check_errors max_pool1d kron.out matmul.out"},
+    TraitRow{Trait::kOwnKernel, "max_pool1d kron.out matmul.out"},
     TraitRow{Trait::kOwnKernel, "tensor_split.tensor_indices_or_sections ctc_loss.Tensor"},
     TraitRow{Trait::kOwnKernel, "value_selecting_reduction_backward one_hot"},
     TraitRow{Trait::kOwnKernel, "quantile.* nanquantile.* bernoulli_.Tensor bernoulli.p"},

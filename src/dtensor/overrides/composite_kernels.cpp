@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
+#include <type_traits>
 #include <span>
 
 #include "operators/bound_call.h"
@@ -30,10 +31,10 @@
 namespace tessera::detail {
 namespace {
 
-// Those that read a tensor argument on the host, as lengths or indices. A distributed one has no
-// memory to read: it is gathered first.
+// Operators that read the memory of a tensor argument. A distributed tensor has no memory to read:
+// it is gathered first.
 
-at::Tensor on_host(const at::Tensor& tensor) {
+at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
@@ -83,7 +84,7 @@ bool all_distributed(std::initializer_list<at::Tensor> tensors) {
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
                                      std::int64_t dim) {
   check_mixing("aten::tensor_split", {self, where});
-  return composite::tensor_split(self, on_host(where), dim);
+  return composite::tensor_split(self, whole(where), dim);
 }
 
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
@@ -94,8 +95,72 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
   if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
     scope.emplace();
   }
-  return composite::ctc_loss(log_probs, targets, on_host(input_lengths), on_host(target_lengths),
+  return composite::ctc_loss(log_probs, targets, whole(input_lengths), whole(target_lengths),
                              blank, reduction, zero_infinity);
+}
+
+template <bool kSkipsNan, class Q>
+at::Tensor plain_quantile(const at::Tensor& self, const Q& q, std::optional<std::int64_t> dim,
+                          bool keepdim, c10::string_view interpolation) {
+  if constexpr (kSkipsNan) {
+    return composite::nanquantile(self, q, dim, keepdim, interpolation);
+  } else {
+    return composite::quantile(self, q, dim, keepdim, interpolation);
+  }
+}
+
+template <bool kSkipsNan, class Q>
+at::Tensor& plain_quantile_out(at::Tensor& out, const at::Tensor& self, const Q& q,
+                               std::optional<std::int64_t> dim, bool keepdim,
+                               c10::string_view interpolation) {
+  if constexpr (kSkipsNan) {
+    return composite::nanquantile_out(out, self, q, dim, keepdim, interpolation);
+  } else {
+    return composite::quantile_out(out, self, q, dim, keepdim, interpolation);
+  }
+}
+
+/// `Q`: a number, or a tensor of several.
+template <bool kSkipsNan, class Q>
+at::Tensor quantile(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
+                    c10::string_view interpolation) {
+  std::vector<at::Tensor> tensors{self};
+  if constexpr (!std::is_same_v<Q, double>) {
+    tensors.push_back(q);
+  }
+  if (std::ranges::none_of(tensors, tessera::is_distributed)) {
+    return plain_quantile<kSkipsNan>(self, q, dim, keepdim, interpolation);
+  }
+  const std::string name = kSkipsNan ? "aten::nanquantile" : "aten::quantile";
+  check_mixing(name, tensors);
+  check_gather(name, tensors);
+  const DeviceMesh mesh = mesh_of(tensors);
+  at::Tensor result;
+  if constexpr (std::is_same_v<Q, double>) {
+    result = plain_quantile<kSkipsNan>(whole(self), q, dim, keepdim, interpolation);
+  } else {
+    result = plain_quantile<kSkipsNan>(whole(self), whole(q), dim, keepdim, interpolation);
+  }
+  const Placements everywhere(static_cast<std::size_t>(mesh.ndim()), Replicate{});
+  return distribute_tensor(result, mesh, everywhere).tensor();
+}
+
+template <bool kSkipsNan, class Q>
+at::Tensor& quantile_out(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
+                         c10::string_view interpolation, at::Tensor& out) {
+  if (!tessera::is_distributed(out)) {
+    return plain_quantile_out<kSkipsNan>(out, self, q, dim, keepdim, interpolation);
+  }
+  return copy_to(out, quantile<kSkipsNan, Q>(self, q, dim, keepdim, interpolation),
+                 kSkipsNan ? "aten::nanquantile.out" : "aten::quantile.out");
+}
+
+template <bool kSkipsNan>
+void implement_quantile(torch::Library& library, const std::string& name) {
+  library.impl(name.c_str(), &quantile<kSkipsNan, const at::Tensor&>);
+  library.impl((name + ".scalar").c_str(), &quantile<kSkipsNan, double>);
+  library.impl((name + ".out").c_str(), &quantile_out<kSkipsNan, const at::Tensor&>);
+  library.impl((name + ".scalar_out").c_str(), &quantile_out<kSkipsNan, double>);
 }
 
 // Operators that run a special CPU kernel where no gradient is needed. A distributed tensor has no
@@ -231,7 +296,8 @@ void implement_composite_kernels(torch::Library& library) {
   library.impl("kron.out", &kron_out);
   library.impl("matmul.out", &matmul_out);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
-  implement_quantiles(library);
+  implement_quantile<false>(library, "quantile");
+  implement_quantile<true>(library, "nanquantile");
   implement_in_scope(library);
 }
 

@@ -20,7 +20,4 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors);
 /// cannot follow: its layout may not fit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name);
 
-/// The kernels of quantile and nanquantile, on one more key.
-void implement_quantiles(torch::Library& library);
-
 }  // namespace tessera::detail

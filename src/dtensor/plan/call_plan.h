@@ -131,6 +131,10 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 /// to be the same on every rank are compared, if the call may take them.
 void check_policy(const PlannedCall& call);
 
+/// For an operator that gathers its inputs without a plan: what check_policy does for one with a
+/// plan that has no rule. Not collective.
+void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
+
 /// Throws Error, on all ranks, unless the plain ones among `tensors`, which operator `what` reads,
 /// are equal on the ranks of the mesh. Numbers that a program writes as such (2.0) are. Collective,
 /// between the hosts, if there is any to compare.

@@ -58,7 +58,7 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
     if (own != *mesh) {
       const std::string remedy = remedy_of_calling(tensors);
       fail(info.name, " of tensors on different meshes, ", to_string(*mesh), " and ",
-           to_string(own), ": bring them to one with redistribute(mesh, placements)",
+           to_string(own), ": make them all on one mesh (distribute_tensor of full_tensor() makes one anew)",
            remedy.empty() ? "" : ", or " + remedy);
     }
   }

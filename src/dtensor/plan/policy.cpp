@@ -114,15 +114,15 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
 }
 
 /// Once a process, not a rank: threads that are ranks warn together.
-void warn_once(const OperatorInfo& info) {
+void warn_once(const std::string& name) {
   static std::mutex mutex;
   // Never destroyed: a thread may still warn while the process ends.
   static auto& warned = *new std::set<std::string>;
   const std::lock_guard lock(mutex);
-  if (!warned.insert(info.name).second) {
+  if (!warned.insert(name).second) {
     return;
   }
-  TORCH_WARN(info.name,
+  TORCH_WARN(name,
              " has no sharding rule for these arguments: its inputs are gathered and "
              "the result is kept replicated (a StrictScope makes this an error)");
 }
@@ -148,7 +148,7 @@ void check_movement(const PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (!is_strict()) {
     if (!call.plan.has_rule) {
-      warn_once(info);
+      warn_once(info.name);
     }
     return;
   }
@@ -228,6 +228,17 @@ void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at
   });
   if (!tensors.empty()) {
     check_replicated(mesh, what, tensors);
+  }
+}
+
+void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tessera::is_distributed(tensor) || sharding_spec(tensor).layout->is_replicated()) {
+      continue;
+    }
+    TESSERA_CHECK(!is_strict(), name, " has no sharding rule for ", describe(*as_distributed(tensor)->spec()),
+                  ", and the strict scope refuses to gather: redistribute to Replicate first");
+    return warn_once(name);
   }
 }
 

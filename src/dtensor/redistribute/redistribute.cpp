@@ -21,6 +21,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/bounded_cache.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/flush_pending_transfers.h"
 
 namespace tessera::detail {
 namespace {
@@ -180,6 +181,23 @@ at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec
     return local;
   }
   return run_plan(*plan_for(spec, target), local, spec->sharding.mesh, spec->sizes);
+}
+
+at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target) {
+  const BelowAutograd guard;
+  const DeviceMesh& mesh = target.mesh;
+  const at::Tensor whole = mesh.coordinate() == mesh.shape().coordinate(source)
+                               ? tensor.contiguous().clone()
+                               : at::empty(tensor.sizes(), tensor.options());
+  if (mesh.size() > 1 && whole.numel() > 0 && !whole.is_meta()) {
+    flush_pending_transfers(mesh.group_of_all_ranks()).broadcast(whole, source)->wait();
+  }
+  const auto sizes = tensor.sizes().vec();
+  const ShardingSpec replicated{
+      mesh, Layout::replicated(mesh.shape().sizes(), static_cast<int>(tensor.dim()))};
+  return redistribute_local(
+      whole, intern_spec({replicated, sizes, contiguous_strides(sizes), tensor.scalar_type()}),
+      target.layout);
 }
 
 }  // namespace tessera::detail

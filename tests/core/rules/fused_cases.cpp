@@ -52,9 +52,6 @@ std::vector<RuleCase> fused_cases() {
       row("tessera::silu_mul", product, units({7, 5})),
       row("tessera::silu_mul_backward", reals({7, 5}), reals({7, 5}), units({7, 5})),
       row("tessera::silu_mul_with_gradients", reals({7, 5}), reals({7, 5}), units({7, 5})),
-      row("tessera::silu_and_mul", reals({7, 10})),
-      row("tessera::silu_and_mul_backward", reals({7, 5}), reals({7, 10})),
-      row("tessera::silu_and_mul_with_gradient", reals({7, 5}), reals({7, 10})),
       row("tessera::dropout", reals({7, 5}), 0.4, 3, 4),
       row("tessera::dropout", reals({2, 3, 5}), 0.4, 3, 4, 60),
       row("tessera::embedding", reals({7, 5}), indices({2, 3}, 7)),
@@ -69,9 +66,6 @@ std::vector<RuleCase> fused_cases() {
           units({5, 4})),
       row("tessera::rotary_embedding_qk", reals({2, 5, 2, 4}), units({2, 5, 3, 4}), reals({5, 4}),
           units({5, 4}), true),
-      row("tessera::rotary_qkv", reals({2, 5, 3, 4, 4}), reals({5, 4}), units({5, 4})),
-      row("tessera::rotary_qkv_backward", reals({2, 5, 3, 2, 4}), units({2, 5, 3, 4}),
-          reals({2, 5, 3, 4}), reals({5, 4}), units({5, 4})),
   };
   for (RuleCase& each : rms_norm_cases()) {
     cases.push_back(std::move(each));

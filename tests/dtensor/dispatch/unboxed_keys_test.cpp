@@ -96,7 +96,6 @@ std::vector<UnboxedCalls> fused_calls() {
   const auto index = spread(at::arange(4), Replicate{}), x_index = spread(at::arange(4));
   const auto sums = spread(values({4}).abs());
   const auto heads = spread(values({2, 3, 2, 4})), table = spread(values({3, 4}), Replicate{});
-  const auto groups = spread(values({2, 3, 2, 3, 4}));
   const auto lse = spread(values({2, 3, 2}));
   using Sizes = std::vector<std::int64_t>;
   const c10::IValue none;
@@ -114,9 +113,6 @@ std::vector<UnboxedCalls> fused_calls() {
       {"tessera::silu_mul", {{x, x}}},
       {"tessera::silu_mul_backward", {{x, x, x}}},
       {"tessera::silu_mul_with_gradients", {{x, x, x}}},
-      {"tessera::silu_and_mul", {{x}}},
-      {"tessera::silu_and_mul_backward", {{spread(values({4, 3})), x}}},
-      {"tessera::silu_and_mul_with_gradient", {{spread(values({4, 3})), x}}},
       {"tessera::rms_norm", {{x, weight, 1e-5}, {x, none, 1e-6}}},
       {"tessera::add_rms_norm", {{x, x, weight, 1e-5}, {x, x, none, 1e-6}}},
       {"tessera::rms_norm_backward",
@@ -124,8 +120,6 @@ std::vector<UnboxedCalls> fused_calls() {
       {"tessera::rotary_embedding", {{heads, table, table}, {heads, table, table, true}}},
       {"tessera::rotary_embedding_qk",
        {{heads, heads, table, table}, {heads, heads, table, table, true}}},
-      {"tessera::rotary_qkv", {{groups, table, table}}},
-      {"tessera::rotary_qkv_backward", {{groups, heads, heads, table, table}}},
       {"tessera::chunked_attention",
        {{heads, heads, heads, Sizes{0}},
         {heads, heads, heads, Sizes{0}, 1},

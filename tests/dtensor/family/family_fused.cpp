@@ -18,13 +18,6 @@ std::vector<Family> fused_families() {
              {"S0 S1", "S0", "all_to_all 128", "S0 S0", "all_to_all 128"},
              {"P R", "R", "all_reduce 512", "R R", "all_reduce 512"},
              {"S0,S1 S0,S1", "S0,S1", "-", "S0,S1 S0,S1", "-"}}},
-           {"silu_mul of one",
-            {{{8, 8}}},
-            [](auto& t) { return Tensors{detail::silu_mul(t[0])}; },
-            {{"S0", "S0", "-", "S0", "-"},
-             {"R", "R", "-", "R", "-"},
-             {"S1", "R", "all_gather 128", "R", "all_gather 128"},
-             {"S0,R", "S0,R", "-", "S0,R", "-"}}},
            {"rms_norm",
             {{{4, 8, 6}}, {{6}}},
             [](auto& t) { return Tensors{detail::rms_norm(t[0], t[1], 1e-5)}; },
@@ -99,16 +92,6 @@ std::vector<Family> fused_families() {
             {{"S0 S0 R R", "S0 S0", "-", "S0 S0 - -", "-"},
              {"S2 S2 R R", "S2 S2", "-", "S2 S2 - -", "-"},
              {"R R R R", "R R", "-", "R R - -", "-"}}},
-           {"rotary_qkv",
-            {{{4, 8, 4, 4, 8}}, {{8, 8}}, {{8, 8}}},
-            [](auto& t) {
-              const auto [q, k, v] = detail::rotary_qkv(t[0], t[1].detach(), t[2].detach());
-              return Tensors{q, k, v};
-            },
-            {{"S0 R R", "S0 S0 S0", "-", "S0 - -", "-"},
-             {"S2 R R", "S2 S2 S2", "-", "S2 - -", "-"},
-             {"S1 S0 S0", "S1 S1 S1", "-", "S1 - -", "-"},
-             {"S0,S2 R,R R,R", "S0,S2 S0,S2 S0,S2", "-", "S0,S2 - -", "-"}}},
        }},
   };
 }

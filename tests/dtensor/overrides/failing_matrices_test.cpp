@@ -4,7 +4,6 @@
 #include <limits>
 #include <ostream>
 
-#include "tessera/comm/trace.h"
 #include "testing/distributed.h"
 
 namespace tessera {
@@ -52,7 +51,6 @@ TEST_P(FailingMatrices, ThrowTheSameOnEveryRank) {
     const auto expected = libtorch_message_of([&] { run(bad); });
     RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
       const at::Tensor split = distribute_tensor(bad, mesh, {Shard{0}});
-      const StrictScope strict;
       EXPECT_EQ(libtorch_message_of([&] { run(split); }), expected);
       const auto good = distribute_tensor(matrices(true), mesh, {Shard{0}});
       EXPECT_EQ(libtorch_message_of([&] { run(good.tensor()); }), "");
@@ -79,18 +77,6 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"eig", [](auto& a) { at::linalg_eig(a); }},
                       Case{"eigvals", [](auto& a) { at::linalg_eigvals(a); }}),
     [](const auto& info) { return info.param.name; });
-
-TEST(LinalgErrors, AreAgreedOnByOneNumber) {
-  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor split = distribute_tensor(matrices(true), mesh, {Shard{0}});
-    const auto before = rank.world()->traffic().table();
-    const at::Tensor inverse = at::linalg_inv(split);
-    const auto sent = comm::total(rank.world()->traffic().since(before));
-    EXPECT_EQ(sent.calls, 1);
-    EXPECT_LE(sent.bytes, 8);
-    EXPECT_TRUE(at::equal(DistributedTensor(inverse).full_tensor(), matrices(true)));
-  });
-}
 
 }  // namespace
 }  // namespace tessera

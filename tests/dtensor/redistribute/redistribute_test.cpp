@@ -191,5 +191,38 @@ TEST(Redistribute, MovesThreeDimensionalTensorsBetweenAllPairs) {
   check_all_pairs({3, 5, 2});
 }
 
+TEST(Redistribute, RefusesAnotherMesh) {
+  RunRanks(4, [](Rank& rank) {
+    const auto x = distribute_tensor(counting_values({4}), rank.mesh({4}, {"x"}), {Shard{0}});
+    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const at::Tensor y = distribute_tensor(counting_values({4}), mesh, {Shard{0}, Replicate{}});
+    EXPECT_ERROR(x.redistribute(mesh, {Shard{0}, Replicate{}}), "x=4", "dp=2, tp=2");
+    EXPECT_ERROR(at::add(x.tensor(), y), "aten::add", "x=4", "dp=2, tp=2");
+    EXPECT_TRUE(at::equal(x.full_tensor(), counting_values({4})));
+  });
+}
+
+const std::vector<Placements>& square() {
+  static const std::vector<Placements> all{
+      {Replicate{}, Replicate{}}, {Shard{0}, Shard{1}},  {Shard{0}, Shard{0}},
+      {Replicate{}, Shard{0}},    {Partial{}, Shard{1}}, {StridedShard{0, 2}, Shard{0}},
+      {Shard{1}, Replicate{}},    {Partial{}, Partial{}}};
+  return all;
+}
+
+TEST(Scatter, SpreadsTheValuesOfOneRank) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    for (const auto& placements : square()) {
+      const auto own =
+          rank.rank() == 2 ? counting_values({7, 5}) : at::full({7, 5}, -1.0, at::kDouble);
+      const auto x = distribute_tensor(own, mesh, placements, {.source = 2});
+      EXPECT_EQ(x.placements(), placements);
+      EXPECT_TRUE(at::equal(x.full_tensor(), counting_values({7, 5}))) << to_string(placements);
+    }
+    EXPECT_ERROR(distribute_tensor(counting_values({2}), mesh, square()[0], {.source = 4}),
+                 "distribute_tensor from 4 of");
+  });
+}
+
 }  // namespace
 }  // namespace tessera
