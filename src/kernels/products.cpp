@@ -7,7 +7,7 @@
 #include <torch/library.h>
 
 #include "rows/processor.h"
-#include "tessera/internals/detail/cpu_products.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {

@@ -18,8 +18,8 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/internals/detail/graph.h"
 
 namespace tessera::detail {
 namespace {

@@ -6,7 +6,7 @@
 #include "autograd/leaf_gradient.h"
 
 #include "autograd/autograd_functions.h"
-#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::detail {
 

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tensor/distributed_impl.h"
-#include "tessera/internals/detail/autograd_record.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

@@ -12,7 +12,7 @@
 
 #include "rank/rank_state.h"
 #include "redistribute/redistribute.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

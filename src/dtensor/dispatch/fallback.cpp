@@ -28,8 +28,8 @@
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::detail {
 namespace {

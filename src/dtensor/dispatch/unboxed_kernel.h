@@ -24,8 +24,8 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/unboxed_call.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::detail {

@@ -4,9 +4,7 @@
 #include <iterator>
 #include <unordered_map>
 
-#include "tessera/internals/detail/autograd_record.h"
-#include "tessera/internals/detail/tensor_identity.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

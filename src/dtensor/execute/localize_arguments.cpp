@@ -13,8 +13,7 @@
 #include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/tensors.h"
 #include "views/view_geometry.h"
 #include "views/view_writes.h"
 

@@ -16,7 +16,7 @@
 #include "random/seeded_generator.h"
 #include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {

@@ -4,7 +4,7 @@
 #include "execute/run_local.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

@@ -3,7 +3,7 @@
 #include "execute/run_local.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/memory_under_tensors.h"
+#include "tessera/internals/detail/tensors.h"
 #include "views/view_geometry.h"
 #include "views/view_writes.h"
 

@@ -12,7 +12,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::detail {
 

@@ -7,7 +7,7 @@
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/memory_under_tensors.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/fused.h"
 
 namespace tessera::detail {

@@ -1,6 +1,6 @@
 #include "operators/number_type.h"
 
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

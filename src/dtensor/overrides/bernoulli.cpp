@@ -11,7 +11,7 @@
 #include "overrides/composite_kernels.h"
 #include "random/fills.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 namespace tessera::detail {
 namespace {

@@ -24,8 +24,8 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/composite_kernels.h"
-#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {

@@ -8,8 +8,8 @@
 #include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 namespace tessera::detail {
 namespace {

@@ -30,9 +30,8 @@
 #include "rank/below_autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/key_scopes.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

@@ -13,7 +13,7 @@
 #include "plan/plan_by_rule.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/tensors.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {

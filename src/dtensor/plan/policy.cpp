@@ -21,8 +21,8 @@
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/gradient_hooks.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

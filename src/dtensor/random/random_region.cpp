@@ -14,7 +14,7 @@
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 namespace tessera {
 namespace detail {

@@ -1,7 +1,6 @@
 #pragma once
 
-#include "tessera/internals/detail/key_scopes.h"
-#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 namespace tessera::detail {
 

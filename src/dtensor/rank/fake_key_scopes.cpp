@@ -8,7 +8,7 @@
 #include "rank/rank_thread.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 namespace tessera {
 

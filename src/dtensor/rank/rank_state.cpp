@@ -12,7 +12,7 @@
 #include "rank/rank_thread.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/dtensor/detail/end_of_backward.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::detail {
 namespace {

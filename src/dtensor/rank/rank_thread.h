@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "rank/rank_state.h"
-#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

@@ -6,7 +6,7 @@
 
 #include "rank/rank_state.h"
 #include "rank/rank_thread.h"
-#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera {
 

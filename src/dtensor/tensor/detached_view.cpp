@@ -6,8 +6,7 @@
 
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

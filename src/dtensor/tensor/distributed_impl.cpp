@@ -12,8 +12,8 @@
 #include "rank/below_autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
-#include "tessera/internals/detail/running_backward.h"
-#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

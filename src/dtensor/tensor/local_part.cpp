@@ -8,7 +8,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
-#include "tessera/internals/detail/alias_tensor.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

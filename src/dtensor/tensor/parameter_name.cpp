@@ -1,6 +1,6 @@
 #include "tessera/dtensor/detail/parameter_name.h"
 
-#include "tessera/internals/detail/autograd_record.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

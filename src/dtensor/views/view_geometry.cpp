@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "rank/below_autograd.h"
-#include "tessera/internals/detail/shapes_by_libtorch.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 
 namespace tessera::detail {

@@ -17,8 +17,8 @@
 #include "fake/fake_observer.h"
 #include "fake/fake_operators.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 
 namespace tessera::kernels {

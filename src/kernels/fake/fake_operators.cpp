@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/shapes_by_libtorch.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
 
 namespace tessera::kernels {
 namespace {

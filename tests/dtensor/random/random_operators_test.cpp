@@ -14,7 +14,7 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
 

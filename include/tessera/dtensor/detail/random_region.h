@@ -12,8 +12,8 @@
 
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
-#include "tessera/internals/detail/carried_slot.h"
-#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/threads.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/kernels/detail/random.h"
 #include "tessera/mesh/device_mesh.h"
 

@@ -1,3 +1,40 @@
+// The running backward, and hooks on gradients.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+// What is known of the backward that this thread runs. libtorch's public functions begin one, and
+// say nothing within it.
+//
+// No version differs, but in how a node is held.
+//
+// Canary: RunningBackwardCanary.
+
+/// One number for each backward of the process; -1 outside of any.
+int backward_id();
+/// Whether the graph stays, so that another backward may go through it (retain_graph).
+bool keeps_graph();
+
+/// The name of the node that runs: libtorch's, or "T" for a torch::autograd::Function T. Empty
+/// where this thread runs none.
+std::string running_node();
+/// The thread that made it, as at::RecordFunction::currentThreadId() counts.
+std::optional<std::uint64_t> origin_of_running_node();
+
+/// Runs at the end of this thread's backward, after what was queued before; may queue in turn.
+/// Throws outside of a backward.
+void queue_end_of_backward(std::function<void()> callback);
+
 // Tells the library's hooks on gradients from those of the program, and reads the hooks of a
 // tensor, to call or to move them. libtorch keeps both kinds in one private list of functions. In a
 // backward it tells which node runs, but not whether the code is the node's formula or a hook. A
@@ -8,17 +45,6 @@
 // not export what dynamic_cast needs.
 //
 // Canary: GradientHooksCanary.
-#pragma once
-
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <functional>
-
-#include "tessera/export.h"
-
-TESSERA_API_BEGIN
-namespace tessera::detail {
 
 enum class OwnHook : std::uint8_t {
   kLayout,     ///< brings a gradient to its leaf's layout
