@@ -11,10 +11,10 @@
 
 #include "plan/checked_plan.h"
 #include "plan/plan_text.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/end_of_backward.h"
-#include "tessera/dtensor/detail/module_names.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/fake_mode.h"

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "rank/rank_state.h"
+#include "rank/rank.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/dtensor/strict_scope.h"
 
 namespace tessera {

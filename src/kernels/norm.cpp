@@ -1,5 +1,5 @@
 // Lists of tensors for the kernels of device/norm.h.
-#include "tessera/kernels/detail/norm.h"
+#include "tessera/kernels/detail/pack.h"
 
 #include <ATen/ops/empty.h>
 

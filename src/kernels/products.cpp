@@ -1,5 +1,5 @@
-// oneDNN instead of MKL for large products of fp32 matrices, in programs that ask for it. MKL leaves
-// half of the vector width of some processors unused; oneDNN is twice as fast there.
+// oneDNN instead of MKL for large products of fp32 matrices, in programs that ask for it. MKL
+// leaves half of the vector width of some processors unused; oneDNN is twice as fast there.
 #include "products.h"
 
 #include <ATen/ops/empty.h>
@@ -85,8 +85,8 @@ void use_fast_products() {
     // libtorch warns once that a kernel replaces its own.
     Silent silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    auto* made = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__,
-                                    __LINE__);
+    auto* made =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
     made->impl("mm", &mm);
     made->impl("addmm", &addmm);
     made->impl("addmm_", &add_product);

@@ -41,9 +41,7 @@ struct Heads {
 };
 
 HeadStrides strides_of(const at::Tensor& x) {
-  return {.batch = x.stride(0),
-          .position = x.stride(1),
-          .head = x.stride(-2)};
+  return {.batch = x.stride(0), .position = x.stride(1), .head = x.stride(-2)};
 }
 
 RotaryHeads part_of(const Heads& each) {

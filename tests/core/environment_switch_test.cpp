@@ -1,4 +1,4 @@
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 
 #include <gtest/gtest.h>
 

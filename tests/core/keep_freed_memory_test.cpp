@@ -1,4 +1,4 @@
-#include "tessera/core/keep_freed_memory.h"
+#include "tessera/core/process.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

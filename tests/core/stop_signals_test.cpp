@@ -1,4 +1,4 @@
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

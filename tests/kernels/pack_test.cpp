@@ -9,7 +9,6 @@
 #include <string>
 
 #include "pack_piece.h"
-#include "tessera/kernels/detail/norm.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {

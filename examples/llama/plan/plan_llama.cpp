@@ -9,7 +9,7 @@
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
-#include "tessera/core/keep_freed_memory.h"
+#include "tessera/core/process.h"
 
 namespace llama {
 

@@ -11,7 +11,7 @@
 #include "examples/llama/train/setup.h"
 #include "examples/llama/train/train.h"
 #include "tessera/core/error.h"
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
 #include "tessera/kernels/fused.h"
 #include "tessera/observe/tensor_memory.h"
 

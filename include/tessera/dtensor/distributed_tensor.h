@@ -1,6 +1,8 @@
+// The distributed tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <iosfwd>
@@ -10,13 +12,24 @@
 
 #include "tessera/core/layout.h"
 #include "tessera/core/placement.h"
-#include "tessera/dtensor/redistribute_options.h"
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
 TESSERA_API_BEGIN
 namespace tessera {
+
+/// Options of a redistribution.
+struct RedistributeOptions {
+  /// The tensor is cast to this type first; the result has it.
+  std::optional<c10::ScalarType> forward_dtype{};
+  /// The gradient is cast to this type, redistributed back, and cast to the type of the tensor.
+  std::optional<c10::ScalarType> backward_dtype{};
+  /// Return while the last collective is under way. The first use of the values waits for it, and
+  /// throws there if it failed; on CPU every later synchronous collective of a redistribution waits
+  /// for it too. The gradient is redistributed in the same way.
+  bool async = false;
+};
 
 /// Whose values a tensor is distributed from.
 struct DistributeOptions {
@@ -120,6 +133,16 @@ std::string local_to_string(const DistributedTensor& tensor);
 /// from_local and distribute_tensor make this check and are then collective; TESSERA_DEBUG=0 turns
 /// it off.
 void check_agreement(const DistributedTensor& tensor);
+
+/// Which ranks hold which block of a tensor of one or two dimensions, as a table of text: a row for
+/// each range of dimension 0, a column for each of dimension 1. Not collective. Throws Error for
+/// other numbers of dimensions. PyTorch's visualize_sharding.
+///
+///   [7, 4] on (dp=2, tp=2): Shard(0), Shard(1)
+///            0:2    2:4
+///   0:4      0      1
+///   4:7      2      3
+std::string visualize(const DistributedTensor& tensor);
 
 }  // namespace tessera
 TESSERA_API_END

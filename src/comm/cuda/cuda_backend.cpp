@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "tessera/core/detail/library_beside.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/devices.h"
 #include "tessera/version.h"

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "rank/rank_state.h"
+#include "rank/rank.h"
 #include "redistribute/redistribute.h"
 #include "tessera/internals/detail/tensors.h"
 

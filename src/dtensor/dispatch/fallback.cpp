@@ -1,7 +1,7 @@
 // Runs an operator on kDistributedKey in three steps: the key of the call, its plan (kept or made
 // now), and the execution by the plan's kind.
 
-#include "dispatch/fallback.h"
+#include "dispatch/call_cache.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -15,21 +15,17 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/leaf_gradient.h"
-#include "execute/foreach.h"
-#include "execute/random_operators.h"
+#include "autograd/autograd.h"
 #include "execute/run_local.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
-#include "rank/below_autograd.h"
-#include "rank/rank_state.h"
-#include "rank/rank_thread.h"
+#include "rank/rank.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 namespace tessera::detail {
 namespace {
@@ -77,7 +73,7 @@ void run_form(PlannedCall& call) {
   }
   // Below autograd but not below our key: a form calls operators on distributed tensors.
   const at::AutoDispatchBelowADInplaceOrView below;
-  std::vector<c10::IValue> results = call.plan.form->run(call.arguments());
+  std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   // Not before: the form reads its arguments where they are.
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
@@ -208,7 +204,7 @@ void execute(PlannedCall& call, CallKind kind) {
       return run_allowed(call, [kind](PlannedCall& allowed) { run_local(allowed, kind); });
     case CallKind::kAgreed:
       return run_allowed(call, run_agreed_or_gathered);
-    case CallKind::kForm:
+    case CallKind::kLowering:
       return run_allowed(call, run_form);
     case CallKind::kRandomInplace:
       return run_allowed(call, run_random_inplace);

@@ -46,7 +46,7 @@
 #include <ATen/ops/view_ops.h>
 
 #include "tessera/internals/detail/dispatch_keys.h"
-#include "views/view_geometry.h"
+#include "views/views.h"
 
 namespace tessera::detail {
 

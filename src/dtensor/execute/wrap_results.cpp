@@ -1,6 +1,6 @@
 // The last step of run_local: distributed tensors of the local results.
 
-#include "autograd/autograd_functions.h"
+#include "autograd/autograd.h"
 #include "execute/run_local.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"

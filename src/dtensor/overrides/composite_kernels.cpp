@@ -1,34 +1,41 @@
-// Composite operators whose composition in libtorch does not work on distributed tensors. Each
-// takes libtorch's own path for plain ones; the operators of a composition come back to the
-// fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
-
-#include "overrides/composite_kernels.h"
-
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/SymIntArrayRef.h>
-
 #include <ATen/ops/arange.h>
+#include <ATen/ops/detach.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/kron.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
-#include <type_traits>
 #include <span>
+#include <type_traits>
 
+#include "dispatch/call_cache.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
+#include "random/fills.h"
+#include "rank/rank.h"
+#include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/internals/detail/dispatch_keys.h"
-#include "views/view_geometry.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensors.h"
+#include "views/views.h"
 
 namespace tessera::detail {
+
+// Composite operators whose composition in libtorch does not work on distributed tensors. Each
+// takes libtorch's own path for plain ones; the operators of a composition come back to the
+// fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
+
 namespace {
 
 // Operators that read the memory of a tensor argument. A distributed tensor has no memory to read:
@@ -42,8 +49,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-}  // namespace
-
+/// As check_policy, for operators where only parts reach that check: they would be refused late,
+/// and after collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -61,6 +68,8 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   compare_plain(mesh, name, tensors);
 }
 
+/// Whether the caller passed a distributed tensor, and no plain one of more than one element.
+/// Whether such a plain tensor counts as replicated is the choice of the caller.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.numel() <= 1;
@@ -69,13 +78,13 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
+/// Writes the result of an operator to a distributed `out`. libtorch would resize `out`, and its
+/// layout may not fit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
   TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
                 out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
   return out.copy_(result);
 }
-
-namespace {
 
 bool all_distributed(std::initializer_list<at::Tensor> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
@@ -95,8 +104,8 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
   if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
     scope.emplace();
   }
-  return composite::ctc_loss(log_probs, targets, whole(input_lengths), whole(target_lengths),
-                             blank, reduction, zero_infinity);
+  return composite::ctc_loss(log_probs, targets, whole(input_lengths), whole(target_lengths), blank,
+                             reduction, zero_infinity);
 }
 
 template <bool kSkipsNan, class Q>
@@ -313,6 +322,105 @@ TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   implement_composite_kernels(library);
   library.impl("reshape", &reshape);
+}
+
+}  // namespace
+
+// Bernoulli numbers for which libtorch has kernels that draw one after another: each with a
+// probability of its own, and in a new tensor. For distributed tensors they are composed of
+// operators that draw by the element. plain_random.cpp does the same for plain ones.
+
+namespace {
+
+using torch::jit::Stack;
+
+/// Both operators take the tensor, the probability and the generator.
+constexpr std::size_t kArguments = 3;
+
+/// A generator that the caller passes is used directly, on whole tensors.
+bool draws_by_element(const Stack& stack) {
+  return tessera::is_distributed(torch::jit::peek(stack, 0, kArguments).toTensor()) &&
+         torch::jit::peek(stack, 2, kArguments).isNone();
+}
+
+void put(Stack& stack, at::Tensor result) {
+  torch::jit::drop(stack, kArguments);
+  stack.emplace_back(std::move(result));
+}
+
+void bernoulli_of_each(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  if (!draws_by_element(*stack)) {
+    return dispatch(op, *stack);
+  }
+  const at::Tensor self = torch::jit::peek(*stack, 0, kArguments).toTensor();
+  const at::Tensor p = torch::jit::peek(*stack, 1, kArguments).toTensor();
+  check_mixing("aten::bernoulli_.Tensor", {self, p});
+  const at::Tensor uniform = at::empty_like(self, self.options().dtype(at::kDouble)).uniform_();
+  put(*stack, self.copy_(uniform.lt(p)));
+}
+
+void bernoulli_of_number(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  if (!draws_by_element(*stack)) {
+    return dispatch(op, *stack);
+  }
+  const at::Tensor self = torch::jit::peek(*stack, 0, kArguments).toTensor();
+  const double p = torch::jit::peek(*stack, 1, kArguments).toDouble();
+  const RandomSourceScope scope(self);
+  put(*stack, at::empty_like(self).bernoulli_(p));
+}
+
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
+  library.impl("bernoulli_.Tensor",
+               torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_each>());
+  library.impl("bernoulli.p", torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_number>());
+}
+
+}  // namespace
+
+// Operators that skip the fallback: they only touch the wrapper, so that there is nothing to plan
+// and no key to encode.
+
+namespace {
+
+at::Tensor detach(const at::Tensor& self) {
+  const auto* impl = as_distributed(self);
+  if (impl == nullptr) {
+    // An operator mode or a MetaDevice scope brings plain tensors here, too.
+    BelowFallback guard;
+    return at::detach(self);
+  }
+  return alias_tensor(*impl, /*allows_change=*/false);
+}
+
+/// Compares global sizes: the wrapper's.
+bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
+  return self.sizes() == other.sizes();
+}
+
+/// Called by set_data, which would give a plain tensor a distributed one's dispatch key.
+bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
+  const bool ours = as_distributed(self) != nullptr;
+  TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
+                ours ? "distributed tensor and a plain one" : "plain tensor and a distributed one",
+                ": assign a new tensor, or copy_ the values");
+  return ours || may_take_state_of(self, from);
+}
+
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
+  library.impl("detach", &detach);
+  library.impl("is_same_size", &is_same_size);
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+
+// set_data calls it with autograd's keys on: for a plain tensor only these lead to this kernel.
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 
 }  // namespace

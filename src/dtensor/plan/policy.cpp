@@ -13,10 +13,9 @@
 #include <fmt/ranges.h>
 
 #include "agreement/agreement.h"
-#include "autograd/leaf_gradient.h"
+#include "autograd/autograd.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
-#include "plan/plan_by_rule.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/random_region.h"
@@ -236,7 +235,8 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
     if (!tessera::is_distributed(tensor) || sharding_spec(tensor).layout->is_replicated()) {
       continue;
     }
-    TESSERA_CHECK(!is_strict(), name, " has no sharding rule for ", describe(*as_distributed(tensor)->spec()),
+    TESSERA_CHECK(!is_strict(), name, " has no sharding rule for ",
+                  describe(*as_distributed(tensor)->spec()),
                   ", and the strict scope refuses to gather: redistribute to Replicate first");
     return warn_once(name);
   }

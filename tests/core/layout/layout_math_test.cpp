@@ -4,7 +4,6 @@
 
 #include "oracle.h"
 #include "tessera/core/error.h"
-#include "tessera/core/flat_place.h"
 #include "testing/errors.h"
 
 namespace tessera {

@@ -1,6 +1,6 @@
 // What the outcome of a call depends on tells calls apart.
 
-#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/check_rule.h"
 #include "testing/distributed.h"
 
 namespace tessera {

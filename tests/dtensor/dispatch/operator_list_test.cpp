@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "forms/form.h"
-#include "operators/operator_traits.h"
+#include "lowerings/lowering.h"
+#include "operators/operator_info.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera {
@@ -125,8 +125,8 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
 
 void write_forms(std::ostream& out, bool own_collectives) {
   std::set<std::string_view> names;
-  for (const auto table : detail::form_tables()) {
-    for (const detail::Form& form : table) {
+  for (const auto table : detail::lowering_tables()) {
+    for (const detail::Lowering& form : table) {
       if (form.own_collectives == own_collectives) {
         names.insert(form.name);
       }

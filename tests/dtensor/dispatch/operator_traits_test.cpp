@@ -1,7 +1,7 @@
 // The table of what is special about operators: every row names operators that exist and that are
 // what its trait says, and docs/operators/operators.md lists them (operator_list_test.cpp).
 
-#include "operators/operator_traits.h"
+#include "operators/operator_info.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -14,8 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "forms/form.h"
-#include "operators/operator_info.h"
+#include "lowerings/lowering.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera {
@@ -162,9 +161,9 @@ TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
 }
 
 TEST(OperatorTraits, FormsAreOfOperatorsThatExist) {
-  for (const auto table : detail::form_tables()) {
-    for (const detail::Form& form : table) {
-      const auto forms = detail::forms_of(info_of(std::string(form.name)));
+  for (const auto table : detail::lowering_tables()) {
+    for (const detail::Lowering& form : table) {
+      const auto forms = detail::lowerings_of(info_of(std::string(form.name)));
       EXPECT_NE(std::ranges::find(forms, &form), forms.end()) << form.name;
     }
   }

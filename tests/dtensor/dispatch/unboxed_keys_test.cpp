@@ -6,9 +6,9 @@
 #include <limits>
 #include <set>
 
-#include "operators/operator_traits.h"
+#include "operators/operator_info.h"
 #include "tessera/core/sharding_rule.h"
-#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "testing/distributed.h"
 

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
 
 namespace tessera {

@@ -1,8 +1,8 @@
 #include <sstream>
 
 #include "tessera/comm/trace.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/dtensor/visualize.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/visualize.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
 

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
 
 namespace tessera {

@@ -75,8 +75,8 @@ using StateOfThread = at::ThreadLocalState;
 /// While one exists, this thread has that state.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
-// What autocast computes in, beside the dispatch key that turns it on (dispatch_keys.h): the types by
-// device, and whether casts of weights are kept. Public is torch.autocast, in Python.
+// What autocast computes in, beside the dispatch key that turns it on (dispatch_keys.h): the types
+// by device, and whether casts of weights are kept. Public is torch.autocast, in Python.
 //
 // No version differs.
 //
