@@ -1,12 +1,11 @@
 // oneDNN instead of MKL for large products of fp32 matrices, in programs that ask for it. MKL
 // leaves half of the vector width of some processors unused; oneDNN is twice as fast there.
-#include "products.h"
+#include "rows/processor.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "rows/processor.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/kernels/fused.h"
 

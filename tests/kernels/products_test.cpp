@@ -1,4 +1,4 @@
-#include "products.h"
+#include "rows/processor.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,6 @@
 #include <tuple>
 #include <utility>
 
-#include "rows/processor.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/kernels/fused.h"
 
