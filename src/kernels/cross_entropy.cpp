@@ -13,7 +13,11 @@
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/fake_mode.h"
 
+// The cross entropy of rows as ATen operators: of fp64, of fp16 on a CPU, and without values.
 namespace tessera::kernels::by_operators {
+
+void make_relative(const LossRows& rows, const RowTerms& terms);
+
 namespace {
 
 /// Calls `body(first_row, rows)` for blocks of rows small enough that their working copy stays in

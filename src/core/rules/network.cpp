@@ -8,7 +8,7 @@
 namespace tessera::rules {
 
 // Layer, RMS, group and batch norm. What is normalised over stays whole, as its statistics are of
-// all of it; batch norm along a sharded batch is a form instead (src/dtensor/forms/).
+// all of it; batch norm along a sharded batch is a lowering instead (src/dtensor/lowerings/).
 
 namespace {
 
@@ -223,7 +223,6 @@ namespace {
 /// The factors of a convolution: input (batch, in channels, space...), weight (out channels, in
 /// channels, window...), result (batch, out channels, space...). A transposed one has the channels
 /// of its weight swapped. Space and window stay unsharded, and so do channels of several groups.
-/// (An input sharded in space takes a form: src/dtensor/forms/spatial_convolution.cpp.)
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;

@@ -150,7 +150,7 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// A p-norm is a reduction only where it needs no root. (The others take forms: src/dtensor/forms.)
+/// A p-norm is a reduction only where it needs no root. (The others take lowerings: src/dtensor/lowerings.)
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
@@ -420,7 +420,7 @@ void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
 
 /// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
 /// the sum of the shards' sums. A mean divides by the total weight, which no shard knows: samples
-/// stay unsharded. (Where they are sharded, a form is cheaper: src/dtensor/forms/losses.cpp.)
+/// stay unsharded. (Where they are sharded, a lowering is cheaper: src/dtensor/lowerings/network.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
   if (sizes.empty()) {

@@ -61,7 +61,7 @@ void run_by_position(PlannedCall& call) {
   }
 }
 
-/// Runs the form of the call's plan.
+/// Runs the lowering of the call's plan.
 void run_form(PlannedCall& call) {
   // What localize_arguments does for the other kinds of plans: a leaf learns to keep its gradient's
   // layout, and a stale view is refused.
@@ -71,10 +71,10 @@ void run_form(PlannedCall& call) {
       check_readable(*impl, call.info.name);
     }
   }
-  // Below autograd but not below our key: a form calls operators on distributed tensors.
+  // Below autograd but not below our key: a lowering calls operators on distributed tensors.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
-  // Not before: the form reads its arguments where they are.
+  // Not before: the lowering reads its arguments where they are.
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
@@ -280,7 +280,7 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Calls that this one makes in turn (a form's, those of single positions) may push its plan
+  // Calls that this one makes in turn (a lowering's, those of single positions) may push its plan
   // out of the cache. Nothing reads the plan after them.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);

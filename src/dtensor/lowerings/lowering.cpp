@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-// Which form a call takes. The other files of this folder add them, by kinds of operators;
+// Which lowering a call takes. The other files of this folder define them, by kinds of operators;
 // plan_call looks here once for each new call, after the rule has determined what would be moved.
 
 namespace {
@@ -23,25 +23,25 @@ constexpr std::string_view kAtenPrefix = "aten::";
 
 /// A list does not move its elements when it grows.
 std::list<std::vector<Lowering>>& added_lowerings() {
-  static std::list<std::vector<Lowering>> forms;
-  return forms;
+  static std::list<std::vector<Lowering>> lowerings;
+  return lowerings;
 }
 
-/// The forms of each operator that has any, by its name in the tables.
+/// The lowerings of each operator that has any, by its name in the tables.
 std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings_by_name() {
-  std::unordered_map<std::string_view, std::vector<const Lowering*>> forms;
+  std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings;
   for (const auto table : lowering_tables()) {
-    for (const Lowering& form : table) {
-      forms[form.name].push_back(&form);
+    for (const Lowering& lowering : table) {
+      lowerings[lowering.name].push_back(&lowering);
     }
   }
-  return forms;
+  return lowerings;
 }
 
 }  // namespace
 
-AddedLowerings::AddedLowerings(std::initializer_list<Lowering> forms) {
-  added_lowerings().emplace_back(forms);
+AddedLowerings::AddedLowerings(std::initializer_list<Lowering> lowerings) {
+  added_lowerings().emplace_back(lowerings);
 }
 
 std::vector<std::span<const Lowering>> lowering_tables() {
@@ -61,22 +61,22 @@ std::span<const Lowering* const> lowerings_of(const OperatorInfo& info) {
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes) {
   LoweringChoice choice;
   for (const Lowering* lowering : lowerings_of(info)) {
-    const std::optional<double> own = form->bytes(bound);
-    if (own && form->own_collectives) {
-      return {form, /*moves=*/false};
+    const std::optional<double> own = lowering->bytes(bound);
+    if (own && lowering->own_collectives) {
+      return {lowering, /*moves=*/false};
     }
-    // A form that sends as much as the rule is not worth its own kernels; of equal forms the first
+    // A lowering that sends as much as the rule is not worth its own kernels. Of equal ones the first
     // is taken.
     if (!own || *own >= bytes) {
       continue;
     }
-    choice = {form, *own > 0};
+    choice = {lowering, *own > 0};
     bytes = *own;
   }
   return choice;
 }
 
-// The arithmetic and the reductions that all forms share. These counts decide between a form and a
+// The arithmetic and the reductions that all lowerings share. These counts decide between a lowering and a
 // rule, so they are counted as Step::bytes: the most that one rank sends.
 
 namespace {

@@ -27,17 +27,17 @@ using Results = std::vector<c10::IValue>;
 /// on distributed tensors, or local work that depends on which elements a rank holds.
 struct Lowering {
   std::string_view name;  ///< of the operator; one of libtorch's without "aten::"
-  /// Bytes that one rank sends in this form; nullopt: it does not cover the call. A pure function
+  /// Bytes that one rank sends in this lowering; nullopt: it does not cover the call. A pure function
   /// of what is in the call's key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Arguments to results, as the operator. Below autograd. Collective if bytes() isn't 0.
   Results (*run)(Arguments arguments);
   /// The exchange is the operator's purpose: its caller has asked for it, also in a strict scope.
-  /// Such a form is taken wherever it covers the call, whatever it sends.
+  /// Such a lowering is taken wherever it covers the call, whatever it sends.
   bool own_collectives = false;
 };
 
-/// The form that sends the least for a call that would otherwise send `bytes` a rank, if its
+/// The lowering that sends the least for a call that would otherwise send `bytes` a rank, if its
 /// operator has one that sends fewer.
 struct LoweringChoice {
   const Lowering* lowering = nullptr;
@@ -45,15 +45,15 @@ struct LoweringChoice {
 };
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
-/// All forms of an operator.
+/// All lowerings of an operator.
 std::span<const Lowering* const> lowerings_of(const OperatorInfo& info);
 
-/// Registers forms: a static object of the file that defines them, made while libraries are loaded.
-/// The forms of one operator are in one such object, or their order is that of the link.
+/// Registers lowerings: a static object of the file that defines them, made while libraries are loaded.
+/// The lowerings of one operator are in one such object, or their order is that of the link.
 struct AddedLowerings {
-  AddedLowerings(std::initializer_list<Lowering> forms);
+  AddedLowerings(std::initializer_list<Lowering> lowerings);
 };
-/// All forms, a table for each AddedLowerings.
+/// All lowerings, a table for each AddedLowerings.
 std::vector<std::span<const Lowering>> lowering_tables();
 
 }  // namespace tessera::detail
@@ -61,7 +61,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// Shared by the forms: how much of a tensor ranks hold, and the layout of its reduction.
+// Shared by the lowerings: how much of a tensor ranks hold, and the layout of its reduction.
 
 using Dims = std::vector<std::int64_t>;
 

@@ -265,8 +265,8 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
 }
 
 // The table of the special properties of single operators. Everything that dispatch does by an
-// operator's name begins with a row here, except forms, which have separate tables
-// (src/dtensor/forms/). A row is for every name in it, and an operator may be in several rows.
+// operator's name begins with a row here, except lowerings, which have separate tables
+// (src/dtensor/lowerings/). A row is for every name in it, and an operator may be in several rows.
 
 namespace {
 
