@@ -11,6 +11,7 @@
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/dropout.h"

@@ -18,7 +18,7 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 
 namespace tessera::training {
 

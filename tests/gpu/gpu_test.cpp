@@ -11,6 +11,7 @@
 
 #include "tessera/comm/streams.h"
 #include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/detail/linear_product.h"

@@ -1,7 +1,7 @@
 // The blocks of nn under their plans. The oracle is one rank, in fp64.
 #include "tessera/tensor_parallel/block_plans.h"
 
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"

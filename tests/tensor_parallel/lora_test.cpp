@@ -1,7 +1,7 @@
 // Adapters under tensor parallelism and FSDP. The oracle is one rank.
 #include "tessera/nn/lora.h"
 
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/fused_linear.h"

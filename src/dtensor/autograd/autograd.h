@@ -5,7 +5,7 @@
 
 #include "tensor/distributed_impl.h"
 #include "tensor/tensor_spec.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "rank/transfer.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"

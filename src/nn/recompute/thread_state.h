@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/dispatch_keys.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 

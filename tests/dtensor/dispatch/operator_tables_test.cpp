@@ -159,9 +159,9 @@ void write_traits(std::ostream& out) {
     }
     out << "\n";
   }
-  out << "* Run in a form of `src/dtensor/forms/` where that sends less:";
+  out << "* Run in a lowering of `src/dtensor/lowerings/` where that sends less:";
   write_forms(out, /*own_collectives=*/false);
-  out << "* Run in a form whose collectives are the operator's own:";
+  out << "* Run in a lowering whose collectives are the operator's own:";
   write_forms(out, /*own_collectives=*/true);
 }
 

@@ -12,7 +12,7 @@
 #include "family_run.h"
 #include "family_table.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "testing/case_name.h"
 #include "testing/distributed.h"
 #include "testing/placement_text.h"

@@ -10,6 +10,7 @@
 #include <ostream>
 
 #include "tessera/comm/trace.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "testing/distributed.h"

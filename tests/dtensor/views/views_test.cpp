@@ -4,6 +4,7 @@
 #include <ostream>
 #include <thread>
 
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/dropout.h"

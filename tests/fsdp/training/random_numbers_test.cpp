@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "fsdp/training/random_model.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"

@@ -2,6 +2,7 @@
 // name and with what to do.
 
 #include "tessera/dtensor/local_map.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"

@@ -2,6 +2,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "checkpointed.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/dropout.h"

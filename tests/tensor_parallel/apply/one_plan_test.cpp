@@ -1,7 +1,7 @@
 // A model that was written for one rank, with all that plans used to need entries for, under a plan
 // of column-wise and row-wise entries alone. The oracle is the same program on one rank.
 
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/dropout.h"
