@@ -24,7 +24,7 @@
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/group_watch.h"
-#include "watch/meeting.h"
+#include "watch/store_sync.h"
 #include "watch/watchdog.h"
 
 namespace tessera::comm {
