@@ -17,10 +17,24 @@
 #include "tessera/optim/clip_grad.h"
 
 namespace tessera::training {
+namespace {
 
-/// A copy, because the all-reduce writes it and the caller may still use the value.
+/// A loss after a loss-parallel head is distributed, over the ranks of tensor parallelism.
+at::Tensor value_of(const at::Tensor& loss) {
+  const at::Tensor value = loss.detach();
+  return is_distributed(value) ? DistributedTensor(value).full_tensor() : value;
+}
+
+}  // namespace
+
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
-  at::Tensor mean = value.to(c10::kFloat).clone();
+  TESSERA_CHECK(value.defined() && !value.is_meta(), "mean_over was given a tensor ",
+                value.defined() ? "on the meta device" : "that is undefined",
+                "; give it a scalar with a value");
+  TESSERA_CHECK(value.numel() == 1, "mean_over was given a tensor of sizes ", value.sizes(),
+                "; give it a scalar, for example the mean of a loss");
+  // A copy, because the all-reduce writes it and the caller may still use the value.
+  at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
     mesh.group_of_all_ranks().all_reduce(mean, ReduceOp::kAvg)->wait();
@@ -97,6 +111,9 @@ void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i)
   if (loss.dim() != 0) {
     refuse(" has the sizes ", loss.sizes());
   }
+  if (loss.is_meta()) {
+    refuse(" is on the meta device: a tensor was kept from a constructor under nn::MetaDevice");
+  }
   if (!loss.requires_grad()) {
     refuse(" depends on no trained parameter, or was detached");
   }
@@ -114,8 +131,7 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
     check_loss(own, state, i);
     const at::Tensor loss = own / divisor;
     state.scaler.scale(loss).backward();
-    const at::Tensor value =
-        is_distributed(loss) ? DistributedTensor(loss.detach()).full_tensor() : loss.detach();
+    const at::Tensor value = value_of(loss);
     if (!sum.defined()) {
       sum = at::zeros({}, at::device(value.device()));
     }

@@ -136,6 +136,7 @@ class ModuleBase : public torch::nn::Module {
   Parameter register_slot(const std::string& name, at::Tensor tensor);
   /// A parameter held in a tensor member, which is updated at every swap:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
+  /// Calls and walks throw Error if the member was assigned another tensor since.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
   /// A buffer, which moves with the module. Checkpoints hold it as they hold parameters, unless it
   /// is not persistent: one that reset_parameters makes again, as a table of a formula's values.
@@ -205,7 +206,8 @@ class ModuleBase : public torch::nn::Module {
   /// What follows a swap: the handles of a parameter, a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< empty: nothing else
+    Follow follow;               ///< empty: nothing else
+    const at::Tensor* member{};  ///< bind_slot: must be the tensor in the slot
   };
 
   struct Checkpointed {
@@ -222,6 +224,7 @@ class ModuleBase : public torch::nn::Module {
   void note_names_of_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
+  void check_members(const std::string& fqn) const;
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;

@@ -66,7 +66,9 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 
-/// The mean of a scalar over the ranks of a mesh, in fp32. Collective over `mesh`.
+/// The mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed scalar
+/// is taken whole, which is collective over its own mesh, too. Collective over `mesh`. Throws Error
+/// for a tensor of more elements.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 
 }  // namespace tessera::training

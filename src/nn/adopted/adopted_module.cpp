@@ -28,6 +28,20 @@ auto find_member(const detail::ModuleMembers& members, const std::string& name,
   });
 }
 
+[[noreturn]] void fail_unknown_member(const detail::ModuleMembers& members, const std::string& name,
+                                      const std::string& fqn, const torch::nn::Module& module) {
+  const bool assigned =
+      std::ranges::any_of(members, [&](const auto& each) { return each.first == name; });
+  TESSERA_CHECK(!assigned, "member '", name, "' of a ", module.name(),
+                " was assigned another tensor, so that forward does not read parameter '", fqn,
+                "'; to share a parameter, leave out the assignment and call tie_slot(\"", name,
+                "\", other.slot(...)) on what nn::adopt returns");
+  fail("parameter '", fqn, "' of a ", module.name(),
+       " is read by its forward through a member that is not known, where no shard could reach it; "
+       "name the member in nn::kSlotMembers of that class and pass the class, "
+       "nn::adopt<Class>(module), or derive it from nn::Module");
+}
+
 /// Modules that have a holder.
 struct Taken {
   std::mutex mutex;
@@ -92,11 +106,9 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
     const std::string& name = parameter.key();
     const at::Tensor& tensor = parameter.value();
     const auto found = find_member(members, name, tensor);
-    TESSERA_CHECK(
-        found != members.end(), "parameter '", join_fqn(fqn, name), "' of a ", module.name(),
-        " is read by its forward through a member that is not known, where no shard could "
-        "reach it; name the member in nn::kSlotMembers of that class and pass the class, "
-        "nn::adopt<Class>(module), or derive it from nn::Module");
+    if (found == members.end()) {
+      fail_unknown_member(members, name, join_fqn(fqn, name), module);
+    }
     const auto [tied, is_new] = slots_.try_emplace(tessera::detail::identity_of(tensor));
     if (is_new) {
       tied->second = std::make_shared<ParameterSlot>(tensor, !tensor.is_meta());

@@ -33,8 +33,12 @@ bool is_around(const std::string& buffer, const std::string& module) {
 
 }  // namespace
 
-std::string hint_of_buffer_types(const c10::Error& error, const ModuleBase& root,
-                                 const std::string& fqn) {
+std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
+  // Parameters and buffers have storage: the outermost call has checked that.
+  if (std::string text = error.msg(); text.find("meta") != std::string::npos) {
+    return "; a tensor on the meta device was kept from the constructor, before nn::to_empty made "
+           "the parameters anew: keep the nn::Parameter or the slot, and read it in forward";
+  }
   if (error.msg().find("type") == std::string::npos) {
     return "";
   }

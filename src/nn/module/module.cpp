@@ -154,8 +154,22 @@ void ModuleBase::check_in_a_tree() const {
   check_initialized(*this, "forward of a " + name());  // and names it
 }
 
+/// Forward would read a tensor that is not the parameter.
+void ModuleBase::check_members(const std::string& fqn) const {
+  for (std::size_t i = 0; i < bindings_.size(); ++i) {
+    const at::Tensor* member = bindings_[i].member;
+    const auto& [parameter, slot] = slots_[i];
+    TESSERA_CHECK(
+        member == nullptr || member->is_same(slot->get()), "the member of parameter '",
+        join_fqn(fqn, parameter), "' of a ", name(),
+        " was assigned another tensor after bind_slot; to share a parameter call tie_slot(\"",
+        parameter, "\", other.slot(...)), to change its values copy_ into it");
+  }
+}
+
 /// libtorch's register_parameter cannot be overridden: what it made is found by the count.
 void ModuleBase::check_slots(const std::string& fqn) const {
+  check_members(fqn);
   if (parameters_.size() == slots_.size()) {
     return;
   }
@@ -258,8 +272,10 @@ Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) 
 
 Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
   member = member.detach().requires_grad_(may_have_gradient(member));
-  return add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()),
-                  [&member](const at::Tensor& tensor) { member = tensor; });
+  Parameter parameter = add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()),
+                                 [&member](const at::Tensor& tensor) { member = tensor; });
+  bindings_.back().member = &member;
+  return parameter;
 }
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
@@ -276,7 +292,7 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow fol
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);
-  bindings_.push_back({parameter.slot_, std::move(follow)});
+  bindings_.push_back({parameter.slot_, std::move(follow), nullptr});
   slots_.emplace_back(name, std::move(slot));
   return parameter;
 }
@@ -325,8 +341,7 @@ void ModuleBase::rethrow_named() const {
   } catch (c10::Error& error) {
     // With a second one the message would be of several lines.
     if (error.context().empty()) {
-      error.add_context(context() +
-                        hint_of_buffer_types(error, *call_of_thread->outermost, fqn_.value_or("")));
+      error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
   } catch (const std::bad_alloc& error) {
