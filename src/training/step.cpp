@@ -1,12 +1,16 @@
+// A step of training, its speed, and evaluation.
+
 #include "tessera/training/step.h"
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/trace.h"
@@ -15,6 +19,9 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/optim/clip_grad.h"
+#include "tessera/optim/ema.h"
+#include "tessera/training/evaluation.h"
+#include "tessera/training/step_meter.h"
 
 namespace tessera::training {
 namespace {
@@ -257,6 +264,96 @@ StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOption
   return make_step(state, data_mesh, options, parameters, loss_of);
 } catch (const c10::Error& error) {
   fail_in_step(error, state, data_mesh.world()->rank(), options);
+}
+
+StepMeter::StepMeter(comm::WorldPtr world, std::string device)
+    : world_(std::move(world)), device_(std::move(device)) {}
+
+double StepMeter::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - start_).count();
+}
+
+void StepMeter::begin() {
+  start_ = Clock::now();
+  data_time_s_ = 0;
+  before_ = world_->traffic().table();
+}
+
+void StepMeter::data_ready() {
+  data_time_s_ = seconds();
+}
+
+observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& result, double lr) {
+  observe::StepMetrics metrics;
+  metrics.step = state.step;
+  metrics.loss = result.loss;
+  metrics.grad_norm = result.grad_norm;
+  metrics.lr = lr;
+  metrics.loss_scale = result.loss_scale;
+  metrics.skipped = result.skipped;
+  metrics.data_time_s = data_time_s_;
+  metrics.step_time_s = seconds();
+  observe::set_memory(metrics, device_);
+  metrics.comm = world_->traffic().since(before_);
+  return metrics;
+}
+
+namespace {
+
+/// Ends also where the loss throws.
+class EvalMode {
+ public:
+  explicit EvalMode(nn::ModuleBase& model) : model_(model), was_training_(model.is_training()) {
+    model_.eval();
+  }
+  ~EvalMode() { model_.train(was_training_); }
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+
+ private:
+  nn::ModuleBase& model_;
+  bool was_training_;
+};
+
+/// The same.
+class Swapped {
+ public:
+  explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }
+  ~Swapped() { ema_.swap(); }
+  Swapped(const Swapped&) = delete;
+  Swapped& operator=(const Swapped&) = delete;
+
+ private:
+  optim::Ema& ema_;
+};
+
+}  // namespace
+
+std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
+                               std::int64_t batches,
+                               const std::function<at::Tensor(std::int64_t batch)>& loss,
+                               const std::function<bool()>& stop) {
+  TESSERA_CHECK(batches > 0, "evaluate: ", batches, " batches; give 1 or more");
+  const c10::NoGradGuard no_grad;
+  const EvalMode mode(model);
+  double sum = 0;
+  for (std::int64_t i = 0; i < batches; ++i) {
+    sum += mean_over(loss(i), data_mesh).item<double>();
+    if (stop && stop()) {
+      return std::nullopt;
+    }
+  }
+  return sum / static_cast<double>(batches);
+}
+
+void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void()>& body) {
+  auto* const ema = dynamic_cast<optim::Ema*>(&optimizer);
+  if (ema == nullptr) {
+    body();
+    return;
+  }
+  const Swapped averages(*ema);
+  body();
 }
 
 }  // namespace tessera::training

@@ -1,30 +1,46 @@
-// The product of a Linear, with a node in autograd's graph instead of libtorch's two. Forward and
-// gradients call the operators that libtorch's do, so that they have the same bits, and on
-// distributed tensors the same layouts and collectives. Products that share x have a node for its
-// gradient, which adds their terms as it computes them.
+// Linear, Embedding, norms, dropout, and the products of Linears.
 
-#include "tessera/nn/detail/linear_product.h"
+#include "tessera/nn/linear.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/alias_tensor.h"
 #include "tessera/internals/detail/autocast_state.h"
 #include "tessera/internals/detail/graph_node.h"
 #include "tessera/internals/detail/leaf_node.h"
+#include "tessera/nn/detail/linear_product.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/norm.h"
 
 namespace tessera::nn::detail {
+
+// The product of a Linear has one node in autograd's graph, where libtorch has two. Forward and
+// gradients call the same operators as libtorch, so that results have the same bits and, on
+// distributed tensors, the same layouts and collectives. Products of one x share a node for its
+// gradient.
+
 namespace {
 
 using tessera::detail::KeptTensor;
@@ -284,3 +300,237 @@ std::unique_ptr<LinearProducts> make_linear_products() {
 }
 
 }  // namespace tessera::nn::detail
+
+namespace tessera::nn {
+namespace {
+
+using Linears = std::vector<std::reference_wrapper<Linear>>;
+
+/// What makes the products of all; nullptr: there is nothing that does.
+detail::MakeLinearProducts products_of_all(const Linears& linears) {
+  const detail::MakeLinearProducts first =
+      linears.empty() ? nullptr : linears.front().get().products_together();
+  const auto is_like_first = [&](const Linear& linear) {
+    return linear.products_together() == first;
+  };
+  return std::ranges::all_of(linears, is_like_first) ? first : nullptr;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> linear_products(const at::Tensor& x, const Linears& linears) {
+  std::vector<at::Tensor> results;
+  const detail::MakeLinearProducts make = products_of_all(linears);
+  if (make == nullptr) {
+    for (Linear& linear : linears) {
+      results.push_back(linear(x));
+    }
+    return results;
+  }
+  const std::unique_ptr<detail::LinearProducts> products = make();
+  const LinearProduct product = [&](const at::Tensor& own, const at::Tensor& weight,
+                                    const at::Tensor& bias) {
+    return products->add(own, weight, bias);
+  };
+  for (Linear& linear : linears) {
+    results.push_back(linear(x, product));
+  }
+  return results;
+}
+
+Linear::Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options)
+    : in_features_(in_features), out_features_(out_features) {
+  weight = register_slot("weight", {out_features, in_features});
+  if (options.bias) {
+    bias = register_slot("bias", {out_features});
+  }
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) {
+  check_called();
+  const at::Tensor y =
+      product_ ? product_(x, *weight, own_bias()) : detail::linear_product(x, *weight, own_bias());
+  const auto lora = attached<LoraBranch>();
+  return lora == nullptr ? y : y.add(lora->term(x, is_training()), lora->scale);
+}
+
+at::Tensor Linear::forward(const at::Tensor& x, const LinearProduct& product) {
+  check_called();
+  TESSERA_CHECK(attached<LoraBranch>() == nullptr,
+                "Linear: a function in place of the product was given to a module with an adapter, "
+                "whose term nothing would add; merge the adapter first (merge_lora)");
+  return product(x, *weight, own_bias());
+}
+
+detail::MakeLinearProducts Linear::products_together() const {
+  return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
+}
+
+/// rowwise_parallel defers the bias: it adds it after the sum over ranks.
+at::Tensor Linear::own_bias() const {
+  return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
+}
+
+void Linear::reset_parameters(const InitContext& init) {
+  // PyTorch's default, kaiming_uniform with a = sqrt(5), comes to this bound.
+  const double bound = in_features_ > 0 ? 1.0 / std::sqrt(static_cast<double>(in_features_)) : 0.0;
+  init.fill(weight, init::uniform(-bound, bound));
+  if (bias.defined()) {
+    init.fill(bias, init::uniform(-bound, bound));
+  }
+  // Before B itself is asked: the adapter begins as nothing. A has the rule of every Linear.
+  if (const auto lora = attached<LoraBranch>()) {
+    init.fill(lora->b->weight, init::zeros());
+  }
+}
+
+Embedding::Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim)
+    : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim) {
+  weight = register_slot("weight", {num_embeddings, embedding_dim});
+}
+
+at::Tensor Embedding::forward(const at::Tensor& indices) {
+  check_called();
+  return nn::embedding(weight, indices);
+}
+
+void Embedding::reset_parameters(const InitContext& init) {
+  // PyTorch's default. Language models choose a smaller one in their own reset_parameters.
+  init.fill(weight, init::normal(0.0, 1.0));
+}
+
+RMSNorm::RMSNorm(std::int64_t size, double eps) : eps_(eps) {
+  weight = register_slot("weight", {size});
+}
+
+at::Tensor RMSNorm::forward(const at::Tensor& x) {
+  check_called();
+  return nn::rms_norm(x, weight, eps_);
+}
+
+std::pair<at::Tensor, at::Tensor> RMSNorm::forward(const at::Tensor& x,
+                                                   const at::Tensor& residual) {
+  check_called();
+  return nn::add_rms_norm(x, residual, weight, eps_);
+}
+
+void RMSNorm::reset_parameters(const InitContext& init) {
+  init.fill(weight, init::ones());
+}
+
+LayerNorm::LayerNorm(std::int64_t size, LayerNormOptions options) : size_(size), eps_(options.eps) {
+  weight = register_slot("weight", {size});
+  if (options.bias) {
+    bias = register_slot("bias", {size});
+  }
+}
+
+at::Tensor LayerNorm::forward(const at::Tensor& x) {
+  check_called();
+  // An undefined bias is at::layer_norm's own way to have none.
+  return at::layer_norm(x, {size_}, *weight, *bias, eps_);
+}
+
+void LayerNorm::reset_parameters(const InitContext& init) {
+  init.fill(weight, init::ones());
+  if (bias.defined()) {
+    init.fill(bias, init::zeros());
+  }
+}
+
+Dropout::Dropout(double p) : p_(p) {
+  // 1 is refused: the scale 1 / (1 - p) would be infinite.
+  TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
+                " was asked for; it must be in [0, 1)");
+}
+
+at::Tensor Dropout::forward(const at::Tensor& x) {
+  check_called();
+  if (!is_training() || p_ == 0.0) {
+    return x;
+  }
+  if (!key_) {
+    TESSERA_CHECK(
+        is_in_a_tree(),
+        "a Dropout was called in the forward of another module, but no module has it "
+        "registered: every such one would drop the same elements, in evaluation too; give "
+        "it to register_module");
+    key_ = RandomKey{0, stream_of(fqn()->c_str())};
+  }
+  // A new stream for each call. In a recomputation the count is the forward's, and so the mask.
+  return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
+}
+
+void Dropout::reset_parameters(const InitContext& init) {
+  key_ = init.key();
+  // With the key, so that a model that is initialised again draws the same masks again.
+  calls_ = 0;
+}
+
+// Several Linears in one weight. The order of its rows says where a part is, in results and in
+// files.
+
+namespace {
+
+std::int64_t total_features(const std::vector<FusedPart>& parts, std::int64_t groups) {
+  std::int64_t total = 0;
+  for (const FusedPart& part : parts) {
+    TESSERA_CHECK(groups > 0 && part.out_features > 0 && part.out_features % groups == 0,
+                  "FusedLinear: part '", part.name, "' of ", part.out_features, " features has no ",
+                  groups, " equal groups; pass a number of groups that divides every part");
+    total += part.out_features;
+  }
+  TESSERA_CHECK(total > 0, "FusedLinear without parts; name at least one");
+  return total;
+}
+
+}  // namespace
+
+FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
+                         FusedLinearOptions options)
+    : Linear(in_features, total_features(parts, options.groups), {.bias = options.bias}),
+      parts_(std::move(parts)),
+      groups_(options.groups) {
+  StoredParts stored{.parts = {}, .groups = groups_};
+  for (const FusedPart& part : parts_) {
+    stored.parts.push_back({part.name, part.out_features / groups_});
+  }
+  for (const auto& [name, slot] : slots()) {
+    slot->set_stored_parts(stored);
+  }
+}
+
+std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
+  const std::int64_t features = output.size(-1);
+  const std::int64_t of_group = out_features() / groups_;
+  // A local tensor of a group cut by ranks, or of unequal parts, does not show whose columns it
+  // has.
+  const auto is_equal = [this](const FusedPart& part) {
+    return part.out_features == parts_.front().out_features;
+  };
+  const bool whole = features == out_features();
+  const bool equal = std::ranges::all_of(parts_, is_equal);
+  const auto count = static_cast<std::int64_t>(parts_.size());
+  TESSERA_CHECK(whole || (groups_ > 1 ? features % of_group == 0 : equal && features % count == 0),
+                "FusedLinear: the parts of ", features, " of ", out_features(),
+                " features are not known; pass what forward returned, or a rank's share of it "
+                "under fused_colwise_parallel");
+  if (groups_ == 1 && equal) {
+    return output.split(features / count, -1);
+  }
+  std::vector<std::int64_t> sizes;
+  for (const FusedPart& part : parts_) {
+    sizes.push_back(part.out_features / groups_);
+  }
+  if (groups_ == 1) {
+    return output.split_with_sizes(sizes, -1);
+  }
+  std::vector<at::Tensor> parts =
+      output.unflatten(-1, {features / of_group, of_group}).split_with_sizes(sizes, -1);
+  for (at::Tensor& part : parts) {
+    part = part.flatten(-2);
+  }
+  return parts;
+}
+
+}  // namespace tessera::nn

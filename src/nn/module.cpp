@@ -1,19 +1,24 @@
-// The base of modules with slots and hooks. libtorch's Module owns the tensors by name; this class
-// keeps them equal to what the slots hold, since FSDP and tensor parallelism change only slots.
+// The base of modules with slots and hooks. libtorch's Module owns the tensors by name. This class
+// keeps them equal to the tensors in the slots, because FSDP and tensor parallelism change only
+// slots.
 
 #include "tessera/nn/module.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <typeinfo>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
-#include "module/buffer_types.h"
-#include "module/fill_epoch.h"
+#include "module_checks.h"
+#include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/call_context.h"
 #include "tessera/nn/detail/call_depth.h"
@@ -21,6 +26,180 @@
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
+
+// The one walk over module trees. All collectives that run once for each module rely on its order.
+
+namespace {
+
+/// One walk. Recursive: module trees are some ten levels deep.
+class Walker {
+ public:
+  Walker(const detail::ModuleVisitor& visit, const ModuleWalk& walk) : visit_(visit), walk_(walk) {}
+
+  void enter(torch::nn::Module& module, const std::string& fqn) {
+    // With all below it.
+    if (walk_.skip && walk_.skip(module)) {
+      return;
+    }
+    // A shared module once, by the first FQN that leads to it.
+    if (!walk_.every_place && !seen_.insert(&module).second) {
+      return;
+    }
+    if (!walk_.children_first) {
+      visit_(fqn, module);
+    }
+    for (const auto& child : module.named_children()) {
+      enter(*child.value(), join_fqn(fqn, child.key()));
+    }
+    if (walk_.children_first) {
+      visit_(fqn, module);
+    }
+  }
+
+ private:
+  // Both belong to the caller of walk_modules(), which outlives the walk.
+  const detail::ModuleVisitor& visit_;
+  const ModuleWalk& walk_;
+  std::unordered_set<const torch::nn::Module*> seen_;
+};
+
+}  // namespace
+
+void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
+                          const ModuleWalk& walk) {
+  Walker(visit, walk).enter(root, "");
+}
+
+std::string join_fqn(const std::string& parent, const std::string& name) {
+  // The root's FQN is empty, and its children's have no dot in front.
+  return parent.empty() ? name : parent + "." + name;
+}
+
+// Whether the storage of a module was filled. Storage without values is an error.
+
+namespace {
+
+struct Unfilled {
+  std::vector<std::string> names;
+  bool on_meta = false;
+
+  void add(const NamedSlots& slots) {
+    for (const auto& [name, slot] : slots) {
+      if (!slot->initialized()) {
+        names.push_back(name);
+        on_meta = on_meta || slot->persistent().is_meta();
+      }
+    }
+  }
+  /// Three names show which part of the model was forgotten.
+  std::string first_names() const {
+    std::string first;
+    for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
+      first += (i == 0 ? "'" : ", '") + names[i] + "'";
+    }
+    return names.size() > 3 ? first + ", ..." : first;
+  }
+};
+
+}  // namespace
+
+void refuse_meta_buffers(const ModuleBase& module, const std::string& asked) {
+  for (const auto& buffer : module.named_buffers()) {
+    TESSERA_CHECK(!buffer.value().is_meta(), asked, ": buffer '", buffer.key(),
+                  "' is on the meta device and cannot be swapped; make it by register_buffer_slot");
+  }
+}
+
+void check_filled(const ModuleBase& module, const std::string& asked, const std::string& remedy) {
+  Unfilled unfilled;
+  unfilled.add(module.named_slots());
+  unfilled.add(module.named_buffer_slots());
+  TESSERA_CHECK(!unfilled.on_meta, asked, ": of the parameters and buffers, ",
+                unfilled.names.size(), " were never filled (", unfilled.first_names(),
+                "), and some are on the meta device, without storage; call nn::to_empty, then "
+                "nn::init_weights, or load a checkpoint");
+  TESSERA_CHECK(unfilled.names.empty(), asked, ": the storage of ", unfilled.names.size(),
+                " parameters or buffers was never filled (", unfilled.first_names(), "); ", remedy);
+  refuse_meta_buffers(module, asked);
+}
+
+void check_initialized(const ModuleBase& module, const std::string& asked) {
+  check_filled(module, asked,
+               "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
+}
+
+}  // namespace tessera::nn
+
+namespace c10 {
+class Error;
+}
+
+namespace tessera::nn {
+
+/// A hint for a libtorch error in the module `fqn` below `root`: about a tensor on the meta device,
+/// or about a buffer with another floating-point type than the parameters have now, because mixed
+/// precision casts no buffers. "" if none applies.
+std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn);
+
+// Hints for errors of libtorch.
+
+namespace {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Buffers in slots and libtorch's own.
+NamedTensors buffers_of(const ModuleBase& root) {
+  NamedTensors buffers;
+  for (const auto& [fqn, slot] : root.named_buffer_slots()) {
+    buffers.emplace_back(fqn, slot->get());
+  }
+  for (const auto& item : root.named_buffers()) {
+    buffers.emplace_back(item.key(), item.value());
+  }
+  return buffers;
+}
+
+/// Whether the module that has `buffer` is `module`, or around it.
+bool is_around(const std::string& buffer, const std::string& module) {
+  const std::size_t dot = buffer.rfind('.');
+  return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
+}
+
+}  // namespace
+
+std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
+  // Parameters and buffers have storage: the outermost call has checked that.
+  if (std::string text = error.msg(); text.find("meta") != std::string::npos) {
+    return "; a tensor on the meta device was kept from the constructor, before nn::to_empty made "
+           "the parameters anew: keep the nn::Parameter or the slot, and read it in forward";
+  }
+  if (error.msg().find("type") == std::string::npos) {
+    return "";
+  }
+  const NamedSlots slots = root.named_slots();
+  for (const auto& [name, buffer] : buffers_of(root)) {
+    if (!buffer.defined() || !buffer.is_floating_point() || !is_around(name, fqn)) {
+      continue;
+    }
+    const auto other = std::ranges::find_if(slots, [type = buffer.scalar_type()](auto& slot) {
+      const at::Tensor& parameter = slot.second->get();
+      return parameter.is_floating_point() && parameter.scalar_type() != type;
+    });
+    if (other != slots.end()) {
+      return tessera::detail::concat(
+          "; buffer '", name, "' is of type ", buffer.scalar_type(), ", and parameters are ",
+          other->second->get().scalar_type(),
+          ", as a policy of mixed precision may have it: cast it where it is used, "
+          "buffer.to(x.scalar_type()), or make its module (a held one of libtorch's, say) an FSDP "
+          "unit of its own, whose mp_policy has param_dtype = at::k",
+          buffer.scalar_type(), " and restore_input_dtype = true");
+    }
+  }
+  return "";
+}
+
+// The module.
+
 namespace {
 
 /// The innermost.

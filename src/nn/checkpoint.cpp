@@ -1,5 +1,7 @@
-// The forward of a checkpointed function: while it runs, autograd gets placeholders for the tensors
-// that it saves, and with a policy operators are recorded. The public policies are here too.
+// checkpoint() and apply_activation_checkpointing(): the forward of a checkpointed function, the
+// policies, and the choice of modules.
+
+#include "tessera/nn/checkpoint.h"
 
 #include <c10/core/GradMode.h>
 
@@ -7,9 +9,12 @@
 #include <optional>
 #include <utility>
 
-#include "recompute/checkpointed_region.h"
-#include "recompute/frame.h"
-#include "tessera/nn/checkpoint.h"
+#include "recompute.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
 namespace detail {
@@ -102,6 +107,59 @@ OperatorPolicy save_matmuls_and_attention() {
        "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
        "aten::_flash_attention_forward", "aten::_efficient_attention_forward",
        "tessera::chunked_attention"});
+}
+
+// The choice of modules: by a predicate or a pattern, and of these every n-th.
+
+namespace {
+
+using NamedModules = std::vector<std::pair<std::string, ModuleBase*>>;
+
+NamedModules select_modules(ModuleBase& root, const ModulePredicate& select) {
+  NamedModules selected;
+  // At every place: a pattern may name any of a shared module's FQNs.
+  visit_modules(root,
+                [&](const std::string& fqn, ModuleBase& module) {
+                  if (select(fqn, module)) {
+                    selected.emplace_back(fqn, &module);
+                  }
+                },
+                {.every_place = true});
+  return selected;
+}
+
+}  // namespace
+
+ModulePredicate named(std::string pattern) {
+  return [pattern = std::move(pattern)](const std::string& fqn, const ModuleBase&) {
+    return matches_fqn(pattern, fqn);
+  };
+}
+
+std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
+                                                        const ActivationCheckpointing& what) {
+  TESSERA_CHECK(what.select && what.every > 0,
+                "activation checkpointing needs a predicate that selects modules, and every n-th "
+                "of them with n > 0");
+  const NamedModules selected = select_modules(root, what.select);
+  TESSERA_CHECK(!selected.empty(), "activation checkpointing selects no module of this ",
+                root.name(), "; look at the pattern or the class");
+  std::vector<std::string> applied;
+  for (std::size_t i = 0; i < selected.size(); i += what.every) {
+    const auto& [fqn, module] = selected[i];
+    // Checkpointed before, or met at another place.
+    if (module->checkpoints_calls()) {
+      continue;
+    }
+    TESSERA_CHECK(
+        dynamic_cast<const AdoptedModule*>(module) == nullptr, "activation checkpointing selects '",
+        fqn, "', a ", module->name(),
+        " inside of a module in nn::Hooked, which calls it without hooks; apply it to the "
+        "module that nn::Hooked holds");
+    module->checkpoint_calls(what.options);
+    applied.push_back(fqn);
+  }
+  return applied;
 }
 
 }  // namespace tessera::nn

@@ -1,9 +1,4 @@
-// LoRA as a branch of Linear's forward, and not as hooks around it: styles of tensor parallelism
-// work at a call's borders, and the branch needs the weight's input and result. With a distributed
-// weight forward communicates nothing for it. Column-wise, A(x) is whole on every rank and B gives
-// the rank's features. Row-wise, A(x) is a pending sum, B keeps it one, and it is reduced with the
-// weight's result. The gradient of the replicated matrix is a pending sum, which the region's one
-// all-reduce for such parameters includes.
+// Conversions of the Linears of a model: fp8 products, and LoRA adapters.
 
 #include "tessera/nn/lora.h"
 
@@ -12,18 +7,155 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
-#include "linears_below.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/linear_product.h"
+#include "tessera/nn/fp8.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/freeze.h"
+#include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 
+namespace tessera::nn::detail {
+
+struct NamedLinear {
+  std::string fqn;
+  Linear* linear = nullptr;
+
+  /// Whether one of `patterns`, as of matches_fqn(), is of its name.
+  bool is_named_by(const std::vector<std::string>& patterns) const;
+};
+/// Every Linear of `root`, itself included, in its order.
+std::vector<NamedLinear> linears_below(const ModuleBase& root);
+
+/// Throws Error unless each pattern names one of `linears`, those of `root`. `asked`: the caller;
+/// `remedy`: how its message ends.
+void check_each_matches(std::string_view asked, const std::vector<std::string>& patterns,
+                        const std::vector<NamedLinear>& linears, const ModuleBase& root,
+                        std::string_view remedy);
+
+bool NamedLinear::is_named_by(const std::vector<std::string>& patterns) const {
+  return std::ranges::any_of(
+      patterns, [this](const std::string& pattern) { return matches_fqn(pattern, fqn); });
+}
+
+std::vector<NamedLinear> linears_below(const ModuleBase& root) {
+  std::vector<NamedLinear> found;
+  // libtorch hands out the children of a const module as mutable ones, too.
+  visit_modules(const_cast<ModuleBase&>(root), [&](const std::string& fqn, ModuleBase& module) {
+    if (auto* linear = dynamic_cast<Linear*>(&module)) {
+      found.push_back({fqn, linear});
+    }
+  });
+  return found;
+}
+
+void check_each_matches(std::string_view asked, const std::vector<std::string>& patterns,
+                        const std::vector<NamedLinear>& linears, const ModuleBase& root,
+                        std::string_view remedy) {
+  for (const std::string& pattern : patterns) {
+    TESSERA_CHECK(std::ranges::any_of(
+                      linears, [&](const auto& each) { return matches_fqn(pattern, each.fqn); }),
+                  asked, ": the pattern '", pattern, "' matches no nn::Linear of a ", root.name(),
+                  "; ", remedy);
+  }
+}
+
+}  // namespace tessera::nn::detail
+
 namespace tessera::nn {
+namespace {
+
+using detail::NamedLinear;
+
+/// Attached to a Linear. Styles of parallelism, which set a product of their own, look for it.
+struct Fp8Mark {};
+
+void check_convertible(const NamedLinear& found) {
+  const auto refused = [&](const auto&... why) {
+    fail("convert_to_fp8: '", found.fqn, "' ", why...);
+  };
+  const ParameterSlot& weight = *found.linear->weight.slot();
+  if (is_fp8(*found.linear)) {
+    refused("is converted already; call it once");
+  }
+  if (found.linear->attached<LoraBranch>() != nullptr) {
+    refused("has an adapter; call convert_to_fp8 before apply_lora");
+  }
+  if (weight.has_persistent() || tessera::is_distributed(weight.get())) {
+    refused(
+        "is distributed already; call convert_to_fp8 before parallelize_module and "
+        "fully_shard");
+  }
+}
+
+void check_patterns(const std::vector<NamedLinear>& linears, const Fp8Options& options,
+                    const ModuleBase& root) {
+  TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
+                "; it must be 1 or more");
+  detail::check_each_matches("convert_to_fp8", options.exclude, linears, root,
+                             "leave it out, or name one");
+}
+
+bool is_left(const NamedLinear& found, const Fp8Options& options) {
+  return found.is_named_by(options.exclude) ||
+         found.linear->in_features() % options.multiple_of != 0 ||
+         found.linear->out_features() % options.multiple_of != 0 ||
+         found.linear->weight.slot()->owners().size() > 1;
+}
+
+}  // namespace
+
+at::Tensor detail::fp8_product(const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& bias) {
+  const at::Tensor y = tessera::detail::fp8_linear(x, weight);
+  return bias.defined() ? y.add(bias) : y;
+}
+
+Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
+  const std::vector<NamedLinear> linears = detail::linears_below(module);
+  check_patterns(linears, options, module);
+  std::ranges::for_each(linears, check_convertible);
+  Fp8Conversion conversion;
+  for (const NamedLinear& each : linears) {
+    if (is_left(each, options)) {
+      conversion.left.push_back(each.fqn);
+      continue;
+    }
+    conversion.converted.push_back(each.fqn);
+    each.linear->attach(std::make_shared<Fp8Mark>());
+    each.linear->set_product(detail::fp8_product);
+  }
+  return conversion;
+}
+
+bool is_fp8(const Linear& linear) {
+  return linear.attached<Fp8Mark>() != nullptr;
+}
+
+NamedSlots fp8_weights(const ModuleBase& module) {
+  NamedSlots weights;
+  for (const NamedLinear& each : detail::linears_below(module)) {
+    if (is_fp8(*each.linear)) {
+      weights.emplace_back(join_fqn(each.fqn, "weight"), each.linear->weight.slot());
+    }
+  }
+  return weights;
+}
+
+// LoRA is a branch of Linear's forward and not a hook: styles of tensor parallelism change the
+// inputs and results of a call, and the branch needs the input and the result of the weight.
+
 namespace {
 
 using detail::NamedLinear;

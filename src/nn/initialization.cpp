@@ -10,8 +10,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "module/check_filled.h"
-#include "module/meta_buffers.h"
+#include "module_checks.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/origins.h"

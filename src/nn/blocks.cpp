@@ -1,15 +1,50 @@
-// Self-attention as most models have it. The head count is inferred from the projections' results:
-// under tensor parallelism these are a rank's heads.
+// Attention and MLPs of language models.
 
 #include "tessera/nn/attention.h"
 
-#include "blocks/fill_linears.h"
+#include <ATen/ops/gelu.h>
+
+#include <initializer_list>
+#include <vector>
+
 #include "tessera/core/error.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/mlp.h"
+
+namespace tessera::nn::detail {
+
+/// Fills the Linears of a block: those of `in` that are not null, normal with `std`, then `out`,
+/// with `out_std` if that is above 0; biases are zeros.
+void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
+                  const Linear& out, double std, double out_std);
+
+void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
+                  const Linear& out, double std, double out_std) {
+  const auto fill = [&](const Linear& linear, double own_std) {
+    init.fill(linear.weight, init::normal(0, own_std));
+    if (linear.bias.defined()) {
+      init.fill(linear.bias, init::zeros());
+    }
+  };
+  for (const Linear* linear : in) {
+    if (linear != nullptr) {
+      fill(*linear, std);
+    }
+  }
+  fill(out, out_std > 0 ? out_std : std);
+}
+
+}  // namespace tessera::nn::detail
 
 namespace tessera::nn {
+
+// Self-attention. The number of heads follows from the sizes of the projections: under tensor
+// parallelism these are the heads of a rank.
+
 namespace {
 
 /// (batch, tokens, ...) as the tables of positions are: where each sequence has its own positions,
@@ -156,6 +191,57 @@ at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at:
 void Attention::reset_parameters(const InitContext& init) {
   detail::fill_linears(init, {query_.get(), key_.get(), value_.get(), fused_.get()}, *output_,
                        options_.init_std, options_.output_init_std);
+}
+
+namespace {
+
+const MlpOptions& checked_mlp(const MlpOptions& options) {
+  TESSERA_CHECK(options.hidden > 0 && options.inner > 0, "an MLP of ", options.hidden,
+                " features and ", options.inner, " within was asked for; both must be 1 or more");
+  return options;
+}
+
+}  // namespace
+
+SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
+  const LinearOptions bias{.bias = options.bias};
+  const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out) {
+    return register_module(name, std::make_shared<Linear>(in, out, bias));
+  };
+  const MlpNames& names = options.names;
+  gate_ = linear(names.gate, options.hidden, options.inner);
+  up_ = linear(names.up, options.hidden, options.inner);
+  down_ = linear(names.down, options.inner, options.hidden);
+}
+
+at::Tensor SwiGlu::forward(const at::Tensor& x) {
+  check_called();
+  const std::vector<at::Tensor> gate_up = linear_products(x, {*gate_, *up_});
+  // One kernel for the activation and the product: the activation's result is not saved.
+  return (*down_)(silu_mul(gate_up[0], gate_up[1]));
+}
+
+void SwiGlu::reset_parameters(const InitContext& init) {
+  detail::fill_linears(init, {gate_.get(), up_.get()}, *down_, options_.init_std,
+                       options_.output_init_std);
+}
+
+GeluMlp::GeluMlp(const MlpOptions& options, bool tanh)
+    : options_(checked_mlp(options)), tanh_(tanh) {
+  const LinearOptions bias{.bias = options.bias};
+  up_ = register_module(options.names.up,
+                        std::make_shared<Linear>(options.hidden, options.inner, bias));
+  down_ = register_module(options.names.down,
+                          std::make_shared<Linear>(options.inner, options.hidden, bias));
+}
+
+at::Tensor GeluMlp::forward(const at::Tensor& x) {
+  check_called();
+  return (*down_)(at::gelu((*up_)(x), tanh_ ? "tanh" : "none"));
+}
+
+void GeluMlp::reset_parameters(const InitContext& init) {
+  detail::fill_linears(init, {up_.get()}, *down_, options_.init_std, options_.output_init_std);
 }
 
 }  // namespace tessera::nn
