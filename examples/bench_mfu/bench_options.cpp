@@ -8,7 +8,6 @@
 
 #include "examples/bench_mfu/shapes.h"
 #include "examples/llama/cli.h"
-#include "examples/llama/named_files.h"
 #include "tessera/core/error.h"
 
 namespace bench {

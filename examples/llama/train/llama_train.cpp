@@ -9,12 +9,8 @@
 #include <optional>
 #include <string>
 
-#include "examples/llama/same_start.h"
-#include "examples/llama/train/checkpoint_entries.h"
-#include "examples/llama/train/llama_run.h"
-#include "examples/llama/train/run_outputs.h"
-#include "examples/llama/train/setup.h"
-#include "examples/llama/train/train.h"
+#include "examples/llama/start.h"
+#include "examples/llama/train/run.h"
 #include "tessera/core/keep_freed_memory.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/evaluation.h"

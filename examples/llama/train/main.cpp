@@ -8,8 +8,7 @@
 
 #include "examples/llama/cli.h"
 #include "examples/llama/train/print_plan.h"
-#include "examples/llama/train/setup.h"
-#include "examples/llama/train/train.h"
+#include "examples/llama/train/run.h"
 #include "tessera/core/error.h"
 #include "tessera/core/stop_signals.h"
 #include "tessera/observe/tensor_memory.h"
