@@ -54,28 +54,50 @@ nlohmann::json to_json(const std::vector<tessera::data::FileFingerprint>& files)
   return list;
 }
 
-std::string file_change(const nlohmann::json& saved, const nlohmann::json& now) {
-  const std::string file = now.at("name").dump();
-  if (saved.at("name") != now.at("name")) {
-    return fmt::format("{} stands where {} stood", file, saved.at("name").dump());
+std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
+                             const std::string& at) {
+  if (saved == now) {
+    return "";
   }
-  if (saved.at("bytes") != now.at("bytes")) {
-    return fmt::format("{} has {} bytes instead of {}", file, now.at("bytes").dump(),
-                       saved.at("bytes").dump());
-  }
-  return saved == now ? "" : file + " has other contents";
-}
-
-std::string files_change(const nlohmann::json& saved, const nlohmann::json& now) {
-  if (saved.size() != now.size()) {
-    return fmt::format("there are {} files instead of {}", now.size(), saved.size());
-  }
-  for (std::size_t i = 0; i < now.size(); ++i) {
-    if (std::string change = file_change(saved[i], now[i]); !change.empty()) {
-      return change;
+  if (saved.is_object() && now.is_object()) {
+    nlohmann::json all = saved;
+    all.update(now);
+    for (const auto& [key, unused] : all.items()) {
+      const std::string found =
+          first_difference(saved.value(key, nlohmann::json()), now.value(key, nlohmann::json()),
+                           at.empty() ? key : at + "." + key);
+      if (!found.empty()) {
+        return found;
+      }
     }
   }
-  return "";
+  if (saved.is_array() && now.is_array() && saved.size() == now.size()) {
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      const bool has_name = now[i].is_object() && now[i].contains("name");
+      const std::string index = has_name ? now[i].at("name").dump() : std::to_string(i);
+      if (std::string found = first_difference(saved[i], now[i], at + "[" + index + "]");
+          !found.empty()) {
+        return found;
+      }
+    }
+  }
+  if (saved.is_array() && now.is_array() && saved.size() != now.size()) {
+    return fmt::format("{} has {} entries instead of {}", at, now.size(), saved.size());
+  }
+  const auto text = [](const nlohmann::json& value) {
+    return value.is_null() ? std::string("left out") : value.dump();
+  };
+  return fmt::format("{} is {} instead of {}", at, text(now), text(saved));
+}
+
+void adapt_older_tokenizer(const nlohmann::json& saved, nlohmann::json& now) {
+  const auto has_files_beside = [](const nlohmann::json& record) {
+    return record.contains("tokenizer") && record.at("tokenizer").contains("beside");
+  };
+  if (has_files_beside(now) && saved.contains("tokenizer") && saved.at("tokenizer").is_object() &&
+      !has_files_beside(saved)) {
+    now.at("tokenizer").erase("beside");
+  }
 }
 
 nlohmann::json tokenizer_fingerprint(const std::string& tokenizer) {
@@ -88,28 +110,6 @@ nlohmann::json tokenizer_fingerprint(const std::string& tokenizer) {
   files.erase(0);
   result["beside"] = files;
   return result;
-}
-
-std::string tokenizer_change(const nlohmann::json& saved, const nlohmann::json& now) {
-  if (saved.is_null() || now.is_null()) {
-    if (saved == now) {
-      return "";
-    }
-    return now.is_null() ? "there is no tokenizer instead of " + saved.at("name").dump()
-                         : "there is the tokenizer " + now.at("name").dump() + " instead of none";
-  }
-  nlohmann::json own = now;
-  nlohmann::json own_before = saved;
-  own.erase("beside");
-  own_before.erase("beside");
-  if (const std::string change = file_change(own_before, own); !change.empty()) {
-    return "of the tokenizer, " + change;
-  }
-  if (!saved.contains("beside")) {
-    return "";
-  }
-  const std::string change = files_change(saved.at("beside"), now.at("beside"));
-  return change.empty() ? "" : "of the files beside the tokenizer, " + change;
 }
 
 }  // namespace llama

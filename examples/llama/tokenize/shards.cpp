@@ -154,25 +154,6 @@ std::int64_t shard_number(std::string_view name, const std::string& base) {
   return name.size() == 6 && digits ? std::stoll(std::string(name)) : -1;
 }
 
-/// The first difference between what two runs make shards of.
-std::string change(const Json& saved, const Json& now) {
-  for (const auto& [key, value] : now.items()) {
-    const Json before = saved.value(key, Json());
-    if (key == "files") {
-      if (std::string files = files_change(before, value); !files.empty()) {
-        return files;
-      }
-    } else if (key == "tokenizer") {
-      if (std::string other = tokenizer_change(before, value); !other.empty()) {
-        return other;
-      }
-    } else if (before != value) {
-      return fmt::format("\"{}\" is {} instead of {}", key, value.dump(), before.dump());
-    }
-  }
-  return "";
-}
-
 }  // namespace
 
 ShardSet::ShardSet(std::string prefix, Json description, data::TokenWidth width,
@@ -195,7 +176,9 @@ void ShardSet::resume(const std::string& text) {
   Json saved;
   try {
     saved = Json::parse(text);
-    const std::string difference = change(saved.at("made_of"), description_);
+    Json before = saved.at("made_of"), now = description_;
+    adapt_older_tokenizer(before, now);
+    const std::string difference = first_difference(before, now);
     TESSERA_CHECK(difference.empty(), "'", manifest(), "' is of other shards: ", difference,
                   "; give the same, or another --out");
     shards_ = saved.at("shard_tokens").get<std::vector<std::int64_t>>();
@@ -223,7 +206,7 @@ void ShardSet::check_shards() const {
                   "' of ", expected, " bytes, but ",
                   missing ? "there is none" : "it has " + std::to_string(bytes),
                   "; remove all of them to begin anew");
-    const std::string other = file_change(files_.at(i), to_json(data::fingerprint(path(i))));
+    const std::string other = first_difference(files_.at(i), to_json(data::fingerprint(path(i))));
     TESSERA_CHECK(other.empty(), "'", manifest(), "' has the shard '", path(i), "', but ", other,
                   "; remove all of them to begin anew");
   }

@@ -295,57 +295,31 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
 
 namespace {
 
-/// What older programs have saved of the samples, in today's form. Checkpoints of the oldest have
-/// nothing: it was then empty. Begin and end are left out of `now` where they were not saved.
-Json samples_saved(const Json& saved, Json& now) {
-  Json samples = saved.value("samples", Json::object());
-  if (samples.contains("end")) {
-    return samples;
+/// Removes from `now` what older programs did not save, and gives `saved` the form of today.
+void adapt_older_record(Json& saved, Json& now) {
+  Json& samples = saved["samples"];
+  samples = samples.is_null() ? Json::object() : samples;
+  if (!samples.contains("end")) {
+    now["samples"].erase("begin");
+    if (samples.contains("eos_token")) {
+      samples["end"] = Json::array({samples.at("eos_token")});
+      samples.erase("eos_token");
+    } else {
+      now["samples"].erase("end");
+    }
   }
-  now.erase("begin");
-  if (samples.contains("eos_token")) {
-    samples["end"] = Json::array({samples.at("eos_token")});
-    samples.erase("eos_token");
-  } else {
-    now.erase("end");
-  }
-  return samples;
+  adapt_older_tokenizer(saved, now);
 }
 
 }  // namespace
 
-std::string data_change(const Json& saved, const Json& now) {
-  for (const char* size : {"batch", "sequence"}) {
-    if (saved.at(size) != now.at(size)) {
-      return fmt::format("the {} is {} instead of {}", size, now.at(size).dump(),
-                         saved.at(size).dump());
-    }
-  }
-  const auto order = [](const Json& data) {
-    return data.contains("shuffle") ? "shuffled by " + data.at("shuffle").dump() : "in order";
-  };
-  if (order(saved) != order(now)) {
-    return fmt::format("they are {} instead of {}", order(now), order(saved));
-  }
-  Json samples = now.at("samples");
-  const Json before = samples_saved(saved, samples);
-  if (before != samples) {
-    return fmt::format("their samples are made by {} instead of {}", samples.dump(), before.dump());
-  }
-  const auto mixture = [](const Json& data) {
-    return data.contains("mixture") ? "mixed by weight, " + data.at("mixture").dump() : "not mixed";
-  };
-  if (mixture(saved) != mixture(now)) {
-    return fmt::format("they are {} instead of {}", mixture(now), mixture(saved));
-  }
+std::string data_change(Json saved, Json now) {
+  adapt_older_record(saved, now);
+  // Of text and tokens nothing else is alike.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
-    return now.contains("tokenizer") ? "they are text instead of tokens"
-                                     : "they are tokens instead of text";
+    return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }
-  const std::string change = files_change(saved.at("files"), now.at("files"));
-  return change.empty() && now.contains("tokenizer")
-             ? tokenizer_change(saved.at("tokenizer"), now.at("tokenizer"))
-             : change;
+  return first_difference(saved, now);
 }
 
 namespace {
@@ -361,12 +335,6 @@ Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
           {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
 }
 
-std::string rank_change(const Json& first, const Json& other) {
-  const std::string held_out = files_change(first.at("held-out"), other.at("held-out"));
-  return held_out.empty() ? data_change(first.at("training"), other.at("training"))
-                          : "of the held-out data, " + held_out;
-}
-
 }  // namespace
 
 void check_same_data(const TrainOptions& options, const TrainingData& data, comm::World& world) {
@@ -376,8 +344,8 @@ void check_same_data(const TrainOptions& options, const TrainingData& data, comm
     return;
   }
   const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
-  fail("the data of rank ", other - all.begin(),
-       " are not those of rank 0: ", rank_change(Json::parse(all.front()), Json::parse(*other)),
+  fail("the data of rank ", other - all.begin(), " are not those of rank 0: ",
+       first_difference(Json::parse(all.front()), Json::parse(*other)),
        "; give all ranks the same files");
 }
 

@@ -270,53 +270,28 @@ Json fine_tuning_record(const TrainOptions& o) {
 
 namespace {
 
-std::string change_of(const char* flag, const Json& saved, const Json& now) {
-  const Json before = saved.value(flag, Json());
-  const Json after = now.value(flag, Json());
-  if (before == after) {
-    return "";
+/// The first flag of these that differs.
+std::string change_of(const Json& saved, const Json& now,
+                      std::initializer_list<const char*> flags) {
+  for (const char* flag : flags) {
+    const std::string change =
+        first_difference(saved.value(flag, Json()), now.value(flag, Json()), flag);
+    if (!change.empty()) {
+      return change;
+    }
   }
-  if (after.is_null()) {
-    return std::string(flag) + " is left out, but was " + before.dump();
-  }
-  return std::string(flag) + " is " + after.dump() +
-         (before.is_null() ? ", but was left out" : " instead of " + before.dump());
+  return "";
+}
+
+/// --optimizer and --ema decide which state there is. Checkpoints of older programs have no
+/// --optimizer.
+std::string optimizer_change(const Json& saved, const Json& now) {
+  const std::string change =
+      saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer"}) : "";
+  return change.empty() ? change_of(saved, now, {"--ema"}) : change;
 }
 
 }  // namespace
-
-std::string fine_tuning_change(const Json& saved, const Json& now, bool with_optimizer) {
-  // The rank first: without it the others are left out, too.
-  for (const char* flag : {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"}) {
-    if (std::string change = change_of(flag, saved, now); !change.empty()) {
-      return change;
-    }
-  }
-  const std::string frozen = with_optimizer ? change_of("--freeze", saved, now) : "";
-  return frozen.empty() && with_optimizer ? optimizer_change(saved, now) : frozen;
-}
-
-std::string optimizer_change(const Json& saved, const Json& now) {
-  // Checkpoints of older programs do not say which.
-  const std::string change =
-      saved.contains("--optimizer") ? change_of("--optimizer", saved, now) : "";
-  return change.empty() ? change_of("--ema", saved, now) : change;
-}
-
-std::string adapters_change(const Json& saved, const TrainOptions& o) {
-  const Json now = fine_tuning_record(o);
-  for (const char* flag : {"--lora-rank", "--lora-targets"}) {
-    if (std::string change = change_of(flag, saved, now); !change.empty()) {
-      return change;
-    }
-  }
-  const std::string alpha = change_of("--lora-alpha", saved, now);
-  const bool by_default = !alpha.empty() && !o.lora_alpha;
-  return alpha + (by_default ? " (left out, it is --lora-rank)" : "");
-}
-
-using namespace tessera;
-using Json = nlohmann::json;
 
 Json checkpoint_entries(const LlamaRun& run) {
   return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
@@ -330,7 +305,9 @@ namespace {
 void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
                           const TrainOptions& options) {
   const std::string source = checkpoints.source().string();
-  const std::string change = adapters_change(saved, options);
+  // With another --lora-alpha the merged weights would be others.
+  const std::string change = change_of(saved, fine_tuning_record(options),
+                                       {"--lora-rank", "--lora-targets", "--lora-alpha"});
   TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
                 "': ", change,
                 "; give the same, or begin with its weights by --model: tessera-ckpt export-hf "
@@ -355,8 +332,14 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
     return;
   }
   const std::string source = checkpoints.source().string();
-  const std::string change =
-      fine_tuning_change(saved, fine_tuning_record(options), !checkpoints.excludes("optimizer"));
+  const Json now = fine_tuning_record(options);
+  // The rank first: without it the others are left out, too.
+  std::string change =
+      change_of(saved, now, {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"});
+  if (change.empty() && !checkpoints.excludes("optimizer")) {
+    const std::string frozen = change_of(saved, now, {"--freeze"});
+    change = frozen.empty() ? optimizer_change(saved, now) : frozen;
+  }
   TESSERA_CHECK(change.empty(), "the flags are not those of the checkpoint '", source,
                 "': ", change, "; give the same, or begin a run with --initial-load");
 }

@@ -102,9 +102,9 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
 /// checkpoints. Reads a part of each file.
 nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData& data);
 
-/// In which way the data of a run are other than those of a checkpoint, by their fingerprints: "the
-/// batch is 8 instead of 4"; "" if they are the same.
-std::string data_change(const nlohmann::json& saved, const nlohmann::json& now);
+/// The first difference between the data of a checkpoint and of a run, by their fingerprints; "" if
+/// there is none.
+std::string data_change(nlohmann::json saved, nlohmann::json now);
 
 /// Throws tessera::Error unless all ranks have the same data, the held-out text included. Names the
 /// first rank whose data are not those of rank 0, and how they differ. Collective over `world`.
@@ -205,19 +205,6 @@ tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 /// optimizer keeps: an object of their names and values, without those that are off. For
 /// checkpoints.
 nlohmann::json fine_tuning_record(const TrainOptions& options);
-
-/// In which way the flags of a run are other than those of a checkpoint, by their records:
-/// "--lora-alpha is 16 instead of 4"; "" if they are the same. `with_optimizer`: whether its state
-/// is loaded too, which --freeze, --optimizer and --ema decide on.
-std::string fine_tuning_change(const nlohmann::json& saved, const nlohmann::json& now,
-                               bool with_optimizer);
-
-/// The same of --optimizer and --ema alone, which decide what state there is.
-std::string optimizer_change(const nlohmann::json& saved, const nlohmann::json& now);
-
-/// The same of the flags alone that decide which tensors adapters have, and by what their term is
-/// scaled: with another --lora-alpha the weights that they are merged into would be other ones.
-std::string adapters_change(const nlohmann::json& saved, const TrainOptions& options);
 
 /// A run of llama_train: trains what the flags say, and writes what they ask for. `signals`: where
 /// one comes, the run ends after its step or batch of evaluation, or before the first step, with a
