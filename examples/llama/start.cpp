@@ -13,7 +13,7 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/training/same_options.h"
+#include "tessera/training/checkpointer.h"
 
 namespace llama {
 

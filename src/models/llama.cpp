@@ -23,9 +23,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/models/kv_cache.h"
 #include "tessera/models/llama_config.h"
-#include "tessera/models/rope.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"

@@ -40,7 +40,7 @@
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/context_parallel.h"
-#include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/detail/calls.h"
 
 namespace tessera::nn {
 namespace {

@@ -13,8 +13,8 @@
 #include "module_checks.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/origins.h"
-#include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"
 

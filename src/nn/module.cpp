@@ -20,8 +20,7 @@
 #include "module_checks.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/detail/call_context.h"
-#include "tessera/nn/detail/call_depth.h"
+#include "tessera/nn/detail/calls.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 

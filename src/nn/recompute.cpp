@@ -20,7 +20,7 @@
 #include "tessera/internals/detail/version_counter.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/stand_in_gradient.h"
+#include "tessera/nn/detail/gradients.h"
 
 namespace tessera::nn::detail {
 

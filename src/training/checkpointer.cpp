@@ -25,8 +25,6 @@
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/training/same_options.h"
-#include "tessera/training/stop.h"
 
 namespace tessera::training {
 

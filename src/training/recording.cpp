@@ -26,7 +26,6 @@
 #include "tessera/observe/memory_log.h"
 #include "tessera/observe/memory_report.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/training/metric_log.h"
 
 namespace tessera::training {
 

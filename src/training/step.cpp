@@ -17,11 +17,9 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/detail/slot_keeper.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/ema.h"
-#include "tessera/training/evaluation.h"
-#include "tessera/training/step_meter.h"
 
 namespace tessera::training {
 namespace {

@@ -24,7 +24,7 @@
 #include "tessera/internals/detail/running_backward.h"
 #include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/retired_parameter.h"
+#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/parameter.h"
 

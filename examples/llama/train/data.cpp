@@ -25,7 +25,7 @@
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
 #include "tessera/data/token_source.h"
-#include "tessera/training/evaluation.h"
+#include "tessera/training/step.h"
 
 namespace llama {
 

@@ -13,10 +13,8 @@
 #include "examples/llama/train/run.h"
 #include "tessera/core/keep_freed_memory.h"
 #include "tessera/training/checkpointer.h"
-#include "tessera/training/evaluation.h"
-#include "tessera/training/metric_log.h"
 #include "tessera/training/recording.h"
-#include "tessera/training/stop.h"
+#include "tessera/training/step.h"
 
 namespace llama {
 

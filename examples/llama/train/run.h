@@ -22,9 +22,8 @@
 #include "tessera/planning/plan.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/training/checkpointer.h"
-#include "tessera/training/metric_log.h"
+#include "tessera/training/recording.h"
 #include "tessera/training/step.h"
-#include "tessera/training/step_meter.h"
 
 namespace llama {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "tessera/export.h"
-#include "tessera/models/rope.h"
+#include "tessera/models/llama.h"
 
 TESSERA_API_BEGIN
 namespace tessera::models {

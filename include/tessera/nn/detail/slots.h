@@ -2,7 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+#include <unordered_set>
+#include <vector>
+
 #include "tessera/export.h"
+#include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
 
 TESSERA_API_BEGIN
@@ -28,4 +33,15 @@ bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);
 bool brought_nonfinite(const ParameterSlot& slot);
 
 }  // namespace tessera::nn
+
+namespace tessera::nn::detail {
+
+/// The parameters below `module` with an FQN that matches one of the patterns (matches_fqn): a tied
+/// one by any of its FQNs. Throws Error for a pattern that matches none. `caller`: whom the message
+/// names.
+std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
+                                          const std::vector<std::string>& patterns,
+                                          const char* caller);
+
+}  // namespace tessera::nn::detail
 TESSERA_API_END
