@@ -1,4 +1,4 @@
-#include "examples/bench_mfu/bench_options.h"
+#include "examples/bench_mfu/bench.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -6,7 +6,6 @@
 #include <sstream>
 #include <utility>
 
-#include "examples/bench_mfu/shapes.h"
 #include "examples/llama/cli.h"
 #include "tessera/core/error.h"
 

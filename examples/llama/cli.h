@@ -25,7 +25,7 @@ using FlagNames = std::vector<std::string>;
 /// config_file.h. `alternatives`: flags that exclude each other. `first`: the flags that
 /// --help shows, while --help-all shows all; {}: --help shows all. Unknown names are errors that
 /// give the nearest valid one, and so are two values of a flag that has one. Throws tessera::Error;
-/// CLI11's Success passes, behind the help that is asked for.
+/// CLI11's Success passes, after the help was printed.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -45,7 +45,7 @@ bool is_decimal(std::string_view text);
 std::string number_text(double value);
 
 /// A flag without a value, which sets `on`; with the form that unsets it, "--sp,!--no-sp". Unlike
-/// CLI11's own its default can be asked for.
+/// CLI11's own its default can be read.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
 /// Checks of an option's number: finite, and within the bounds, which count themselves. Unlike

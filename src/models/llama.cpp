@@ -131,7 +131,7 @@ KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::i
       slots_(window > 0 ? std::min(positions, window) : positions),
       padding_(std::move(padding)) {
   TESSERA_CHECK(positions > 0 && !padding_.empty(), "a cache of ", positions, " positions for ",
-                padding_.size(), " texts was asked for; it needs one of each at least");
+                padding_.size(), " texts was asked for; it needs at least one of each");
 }
 
 bool KvCache::padded() const {
@@ -163,7 +163,8 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   return kept;
 }
 
-/// `values`: of the positions that follow. Of more than there are slots the last ones are kept.
+/// `values`: of the positions that follow. If there are more positions than slots, the last ones
+/// stay.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -178,7 +179,7 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // The oldest position that is kept, once this one is.
+  // The oldest position in the cache after this one is added.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -367,7 +368,7 @@ class Llama::Attention : public nn::Attention {
       return nn::Attention::attend(q, k, v, inputs);
     }
     const KvCache::Layer seen = cache->append(layer_, k, v);
-    // A single new token may look at everything that is kept.
+    // A single new token attends to all cached keys.
     if (q.size(2) == 1 || inputs.mask.defined()) {
       return nn::attention(q, seen.keys, seen.values, /*causal=*/false, inputs.mask);
     }

@@ -349,7 +349,7 @@ Initializer symmetric(double bound) {
   return init::uniform(-bound, bound);
 }
 
-/// 1 / sqrt(n): what libtorch's kaiming_uniform_ with a = sqrt(5) comes to for n inputs.
+/// 1 / sqrt(n): the bound of libtorch's kaiming_uniform_ with a = sqrt(5) for n inputs.
 Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }

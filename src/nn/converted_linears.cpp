@@ -38,9 +38,9 @@ struct NamedLinear {
 /// Every Linear of `root`, itself included, in its order.
 std::vector<NamedLinear> linears_below(const ModuleBase& root);
 
-/// Throws Error unless each pattern names one of `linears`, those of `root`. `asked`: the caller;
+/// Throws Error unless each pattern names one of `linears`, those of `root`. `caller`: the caller;
 /// `remedy`: how its message ends.
-void check_each_matches(std::string_view asked, const std::vector<std::string>& patterns,
+void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
                         const std::vector<NamedLinear>& linears, const ModuleBase& root,
                         std::string_view remedy);
 
@@ -51,7 +51,7 @@ bool NamedLinear::is_named_by(const std::vector<std::string>& patterns) const {
 
 std::vector<NamedLinear> linears_below(const ModuleBase& root) {
   std::vector<NamedLinear> found;
-  // libtorch hands out the children of a const module as mutable ones, too.
+  // libtorch returns the children of a const module as mutable modules.
   visit_modules(const_cast<ModuleBase&>(root), [&](const std::string& fqn, ModuleBase& module) {
     if (auto* linear = dynamic_cast<Linear*>(&module)) {
       found.push_back({fqn, linear});
@@ -60,13 +60,13 @@ std::vector<NamedLinear> linears_below(const ModuleBase& root) {
   return found;
 }
 
-void check_each_matches(std::string_view asked, const std::vector<std::string>& patterns,
+void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
                         const std::vector<NamedLinear>& linears, const ModuleBase& root,
                         std::string_view remedy) {
   for (const std::string& pattern : patterns) {
     TESSERA_CHECK(std::ranges::any_of(
                       linears, [&](const auto& each) { return matches_fqn(pattern, each.fqn); }),
-                  asked, ": the pattern '", pattern, "' matches no nn::Linear of a ", root.name(),
+                  caller, ": the pattern '", pattern, "' matches no nn::Linear of a ", root.name(),
                   "; ", remedy);
   }
 }

@@ -35,7 +35,7 @@ std::size_t length_of_set(std::string_view pattern) {
   if (pattern.substr(first).starts_with('!') || pattern.substr(first).starts_with('^')) {
     ++first;
   }
-  const std::size_t end = pattern.find(']', first + 1);  // a ']' that comes first is one of the set
+  const std::size_t end = pattern.find(']', first + 1);  // a leading ']' belongs to the set
   return end == std::string_view::npos ? 1 : end + 1;
 }
 

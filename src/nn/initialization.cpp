@@ -192,7 +192,7 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
-  // Modules make their buffers in reset_parameters, beside parameters, which are skipped.
+  // Modules fill buffers in reset_parameters, together with parameters, which are skipped.
   run.buffers_only = true;
   run.reset_all(module);
 }

@@ -199,7 +199,7 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 /// A product that takes a node. `of_input`: as of LinearNode.
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // Before the product: a recomputation ends with the last tensor that is kept.
+  // Before the product: a recomputation ends with the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
   at::Tensor y;
@@ -372,13 +372,13 @@ at::Tensor Linear::own_bias() const {
 }
 
 void Linear::reset_parameters(const InitContext& init) {
-  // PyTorch's default, kaiming_uniform with a = sqrt(5), comes to this bound.
+  // PyTorch's default, kaiming_uniform with a = sqrt(5), has this bound.
   const double bound = in_features_ > 0 ? 1.0 / std::sqrt(static_cast<double>(in_features_)) : 0.0;
   init.fill(weight, init::uniform(-bound, bound));
   if (bias.defined()) {
     init.fill(bias, init::uniform(-bound, bound));
   }
-  // Before B itself is asked: the adapter begins as nothing. A has the rule of every Linear.
+  // Before B's own initialiser: the adapter begins as zero. A has the rule of every Linear.
   if (const auto lora = attached<LoraBranch>()) {
     init.fill(lora->b->weight, init::zeros());
   }

@@ -102,28 +102,28 @@ struct Unfilled {
 
 }  // namespace
 
-void refuse_meta_buffers(const ModuleBase& module, const std::string& asked) {
+void refuse_meta_buffers(const ModuleBase& module, const std::string& caller) {
   for (const auto& buffer : module.named_buffers()) {
-    TESSERA_CHECK(!buffer.value().is_meta(), asked, ": buffer '", buffer.key(),
+    TESSERA_CHECK(!buffer.value().is_meta(), caller, ": buffer '", buffer.key(),
                   "' is on the meta device and cannot be swapped; make it by register_buffer_slot");
   }
 }
 
-void check_filled(const ModuleBase& module, const std::string& asked, const std::string& remedy) {
+void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy) {
   Unfilled unfilled;
   unfilled.add(module.named_slots());
   unfilled.add(module.named_buffer_slots());
-  TESSERA_CHECK(!unfilled.on_meta, asked, ": of the parameters and buffers, ",
+  TESSERA_CHECK(!unfilled.on_meta, caller, ": of the parameters and buffers, ",
                 unfilled.names.size(), " were never filled (", unfilled.first_names(),
                 "), and some are on the meta device, without storage; call nn::to_empty, then "
                 "nn::init_weights, or load a checkpoint");
-  TESSERA_CHECK(unfilled.names.empty(), asked, ": the storage of ", unfilled.names.size(),
+  TESSERA_CHECK(unfilled.names.empty(), caller, ": the storage of ", unfilled.names.size(),
                 " parameters or buffers was never filled (", unfilled.first_names(), "); ", remedy);
-  refuse_meta_buffers(module, asked);
+  refuse_meta_buffers(module, caller);
 }
 
-void check_initialized(const ModuleBase& module, const std::string& asked) {
-  check_filled(module, asked,
+void check_initialized(const ModuleBase& module, const std::string& caller) {
+  check_filled(module, caller,
                "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
 }
 
@@ -189,7 +189,8 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
           "; buffer '", name, "' is of type ", buffer.scalar_type(), ", and parameters are ",
           other->second->get().scalar_type(),
           ", as a policy of mixed precision may have it: cast it where it is used, "
-          "buffer.to(x.scalar_type()), or make its module (a held one of libtorch's, say) an FSDP "
+          "buffer.to(x.scalar_type()), or make its module (for example an adopted one of libtorch) "
+          "an FSDP "
           "unit of its own, whose mp_policy has param_dtype = at::k",
           buffer.scalar_type(), " and restore_input_dtype = true");
     }

@@ -9,11 +9,11 @@
 namespace tessera::nn {
 
 /// Throws what check_initialized() throws. `remedy` says how to fill storage that was never filled.
-void check_filled(const ModuleBase& module, const std::string& asked, const std::string& remedy);
+void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error for a buffer of libtorch's kind on the meta device, which cannot be swapped.
-/// `asked`: the caller.
-void refuse_meta_buffers(const ModuleBase& module, const std::string& asked);
+/// `caller`: the caller.
+void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
 
 }  // namespace tessera::nn
 

@@ -110,7 +110,7 @@ ThreadState::Restored::Restored(const ThreadState& then)
       replication_(then.replicates_plain_),
       region_(then.region_, /*replays=*/true),
       autocast_(tessera::detail::autocast_state()) {
-  // Nothing would clear casts of weights that are kept before the optimizer changes them.
+  // Nothing would clear cached casts of weights before the optimizer changes the weights.
   tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
     // The current state, to continue from after the recomputation.
@@ -139,7 +139,7 @@ using Results = OperatorMode::Results;
 /// The same values and version counter without autograd's state, since autograd attaches its own to
 /// every result.
 at::Tensor unrecorded(const at::Tensor& tensor) {
-  // The counter is shared: an in-place write to the result is then seen in what is kept.
+  // The version counter is shared: a later in-place write to the result is detected.
   return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
 }
 
@@ -190,7 +190,7 @@ void OperatorLog::watch_aliases(const Results& results) {
 
 void OperatorLog::forget_after(std::size_t packed) {
   for (auto& [name, calls] : kept_) {
-    // Recomputation stops when it has saved as many tensors, so that it never comes to these.
+    // Recomputation stops after the same number of saved tensors, before these calls.
     std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
   }
 }
@@ -204,7 +204,7 @@ std::optional<Results> OperatorLog::replay(const std::string& name, std::size_t 
   const Kept& kept = found->second;
   TESSERA_CHECK(versions_of(kept.results) == kept.versions, "checkpoint: the result of ", name,
                 ", call ", index,
-                " of its region, was kept and then modified in place; let the "
+                " of its region, was saved and then modified in place; let the "
                 "policy recompute it, or write to a copy");
   if (kept.random_after) {
     // The operator does not run, so the generators would not advance, and later operators would
@@ -249,7 +249,7 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
 }
 
 Results ReplayOperators::call(const Operator& op, const std::function<Results()>& run) {
-  // Whether this backward keeps its graph, so that another one may come.
+  // Whether this backward retains its graph, so that another backward is possible.
   const bool last = !tessera::detail::keeps_graph();
   const std::size_t index = calls_[op.name]++;
   std::optional<Results> kept = log_.replay(op.name, index, last);
@@ -522,7 +522,7 @@ void Replay::pack(const at::Tensor& tensor) {
   if (frame_.options().check_determinism) {
     saved.tensor.check(tensor, index);
   }
-  // Its node may be gone already: then it need not be kept.
+  // Its node may be freed already. Then nothing needs the tensor.
   if (saved.needed) {
     tensors_[index].emplace(tensor);
   }

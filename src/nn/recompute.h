@@ -95,7 +95,7 @@ class ThreadState {
   std::optional<RandomSnapshot> random_;
 };
 
-/// The operators' results that a region's policy kept.
+/// The results of operators that the policy of a region saved.
 class OperatorLog {
  public:
   using Results = OperatorMode::Results;
@@ -134,14 +134,14 @@ class RecordOperators final : public OperatorMode {
  private:
   OperatorLog& log_;
   const CheckpointOptions& options_;
-  // Asked at each kept call, since autograd saves tensors in between.
+  // Called for each saved result, because autograd saves tensors in between.
   std::function<std::size_t()> packed_;
   std::optional<RandomSnapshot> random_;  ///< names the generators
   OperatorMode* outer_ = active_operator_mode();
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// In recomputation: returns what was kept.
+/// In recomputation: returns the saved results.
 class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}

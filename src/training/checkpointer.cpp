@@ -352,7 +352,7 @@ std::optional<double> Checkpointer::save(const TrainState& state, const Json& en
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// A run whose checkpoints fail would lose all that it goes on to do.
+/// If checkpoints fail, the run would lose all further steps.
 void Checkpointer::check_last_save() {
   try {
     pending_.wait();

@@ -231,7 +231,7 @@ void Recording::check_can_write(const char* option, const std::filesystem::path&
   }
 }
 
-/// What is recorded of a run is not worth its end: rank 0, which alone writes, goes on without.
+/// A failed recording does not end the run. Rank 0, the only writer, continues without it.
 void Recording::write_or_warn(const char* option, const std::function<void()>& write) const {
   try {
     write();

@@ -61,7 +61,7 @@ class StopStrings {
   std::string push(std::string_view piece);
   /// Whether one of the strings has come.
   bool stopped() const { return stopped_; }
-  /// What was held back, when no piece follows.
+  /// The rest of the text, when no piece follows.
   std::string finish();
 
  private:
@@ -105,7 +105,7 @@ class TextWriter {
   /// Writes the prompt of a single text. Without texts it writes nothing.
   TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens);
 
-  /// Returns whether the text goes on: no stop string has come, and the stream takes more.
+  /// Whether the text continues: no stop string was found, and the stream accepts more.
   bool push(std::size_t index, std::int64_t token);
   void finish();
 

@@ -183,7 +183,7 @@ namespace {
 using namespace llama;
 namespace planning = tessera::planning;
 
-/// The flags beside llama_train's.
+/// The flags of llama_plan itself.
 struct PlanFlags {
   std::string gpu, calibrate, json, html;
   std::int64_t gpus = 0;

@@ -64,7 +64,7 @@ data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
   return data::make_token_source(tokens);
 }
 
-/// What the files of the model say, or those beside its config.json.
+/// What the files of the model say, or those in the folder of its config.json.
 SpecialTokens special_tokens(const TrainOptions& options, const Config& config) {
   const std::filesystem::path folder = options.model.empty()
                                            ? std::filesystem::path(options.config).parent_path()
@@ -112,7 +112,7 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // that a file is missing is said first
+    list_files("--jsonl", options.jsonl);  // a missing file is the first error
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }
@@ -164,7 +164,7 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
   return sources;
 }
 
-/// What decides, beside the files, how they are cut into samples.
+/// What decides, besides the files, how they are cut into samples.
 Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   Json result = Json::object();
   if (!edges.begin.empty()) {

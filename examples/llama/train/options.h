@@ -110,7 +110,7 @@ std::string flags_page();
 /// Where report.html of a run with --metrics is written.
 std::filesystem::path report_file(const TrainOptions& options);
 
-/// Whether the run goes on with what it has saved, if there is something.
+/// Whether the run continues from its own checkpoints, if there are any.
 bool resumes(const TrainOptions& options);
 
 /// "--dp 2 x --tp 2": degrees as the user would give them, those of 1 left out (but not all).

@@ -36,7 +36,7 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
 
-/// Without the lines of --resume, with which a run begins and goes on.
+/// Without the lines of --resume, which may differ between the starts of a run.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -227,7 +227,7 @@ void write_report(const LlamaRun& run, const training::MetricLog& log) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // beside a pipe there is no place for it
+    return;  // a pipe has no folder
   }
   const std::filesystem::path report = report_file(run.options);
   observe::write_report({.title = "llama_train on " + to_string(run.mesh),
@@ -301,7 +301,7 @@ Json checkpoint_entries(const LlamaRun& run) {
 
 namespace {
 
-/// --initial-load goes on with other flags, but with the tensors that there are.
+/// With --initial-load flags may differ, but tensors may not.
 void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
                           const TrainOptions& options) {
   const std::string source = checkpoints.source().string();

@@ -66,7 +66,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const tessera::data::BatchLoader::Batch& rows,
                         const tessera::tensor_parallel::CrossEntropyOptions& loss);
 
-/// What --optimizer and the flags beside it say.
+/// The optimizer of --optimizer and its flags.
 std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const TrainOptions& options,
                                                           const Llama& model);
 /// FLOPs a token of a training step. Where --freeze or --lora-rank leaves weights untrained,
@@ -76,10 +76,10 @@ tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config&
 /// FLOP/s of a rank's device, as --peak-flops says or by its data sheet; nullopt where that is not
 /// known. Measuring is collective over `world`.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
-/// What --schedule and the flags beside it say.
+/// The schedule of --schedule and its flags.
 tessera::optim::LrSchedule make_schedule(const TrainOptions& options);
 
-/// What --save-hf copies beside the weights: the files of --model, with those of --tokenizer
+/// What --save-hf copies together with the weights: the files of --model, with those of --tokenizer
 /// instead of its own. nullopt if neither is given: files that the folder has stay.
 std::optional<tessera::checkpoint::FilesBesideWeights> files_beside_weights(
     const TrainOptions& options);
@@ -155,9 +155,9 @@ struct LlamaRun {
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop);
 void print_held_out_loss(const LlamaRun& run, double loss);
 
-/// --verify: one sample of each data-parallel rank, forward and backward, beside one rank's model.
-/// Returns what was compared. Throws tessera::Error unless this mesh computes what one rank does.
-/// Collective.
+/// --verify: one sample of each data-parallel rank, forward and backward, is compared with one
+/// rank's model. Returns what was compared. Throws tessera::Error unless this mesh computes what
+/// one rank does. Collective.
 std::string verify(LlamaRun& run);
 
 /// The run of `options` in a comm::fake_world of its ranks, or in a world of this CPU. It reads the
@@ -172,7 +172,7 @@ tessera::planning::Run planned_run(const TrainOptions& options,
 void prepare_outputs(const LlamaRun& run, tessera::training::Checkpointer& checkpoints,
                      tessera::training::MetricLog& log);
 
-/// The mesh, the model, and the step that the run goes on from.
+/// The mesh, the model, and the first step of the run.
 void print_start(const LlamaRun& run, const tessera::training::Checkpointer& checkpoints,
                  std::optional<double> peak_flops);
 
@@ -200,7 +200,7 @@ void load_checkpoint(LlamaRun& run, tessera::training::Checkpointer& checkpoints
 /// The adapters of --lora-rank, with the defaults of what is not given.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 
-/// The flags that decide, beside the model's config.json, what a step computes and what the
+/// The flags that decide, besides the model's config.json, what a step computes and what the
 /// optimizer keeps: an object of their names and values, without those that are off. For
 /// checkpoints.
 nlohmann::json fine_tuning_record(const TrainOptions& options);

@@ -29,7 +29,7 @@ namespace tessera::models {
 /// keeps the last `window` positions only, each in the place of the one that has left the window.
 class KvCache {
  public:
-  /// What one layer's attention has kept.
+  /// The cached keys and values of one layer.
   struct Layer {
     at::Tensor keys, values;  ///< (batch, heads, slots, head_dim), or what attention reads of them
   };

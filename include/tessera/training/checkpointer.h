@@ -38,7 +38,7 @@ void check_same_options(comm::World& world, const std::map<std::string, std::str
 /// Collective over `mesh`, between the hosts: a device is not waited for.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
-/// Whether a run goes on with the newest step in its folder.
+/// Whether a run continues from the newest step in its folder.
 enum class Resume : std::uint8_t {
   kNever,   ///< it begins; a folder that has steps is an error
   kNewest,  ///< there must be a step
@@ -50,7 +50,7 @@ struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< for the run's steps; empty: none are saved
   std::int64_t every = 0;             ///< steps; 0: at the end only
   std::int64_t steps = 0;             ///< of the whole run; 0: it only loads
-  bool async = true;                  ///< save from a copy while training goes on
+  bool async = true;                  ///< save from a copy while training continues
   int keep = 0;                       ///< the newest so many steps stay, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< go on with this step instead; -1: not

@@ -70,7 +70,7 @@ struct StepRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// What a run records of its steps beside the metrics. Files: empty for none.
+/// Recordings of a run besides the metrics. Files: empty for none.
 struct RecordingOptions {
   std::filesystem::path trace = {};  ///< a Chrome trace of what each rank does in some steps
   StepRange trace_steps = {};        ///< {0, 0}: the second of those that are made

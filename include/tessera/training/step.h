@@ -120,7 +120,7 @@ class StepMeter {
   comm::TrafficTable before_;
 };
 
-/// When a run looks at held-out data.
+/// When a run evaluates held-out data.
 struct EvaluationOptions {
   std::int64_t every = 0;  ///< steps; 0: not between the steps
   std::int64_t steps = 0;  ///< of the whole run: the last one is evaluated, too

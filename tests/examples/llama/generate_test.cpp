@@ -58,7 +58,7 @@ TEST(GenerateOptions, RefuseWhatContradicts) {
   refused({"--prompt", ""}, "--prompt is empty");
   refused({"--prompt", "a", "--stop", ""}, "--stop is empty");
   refused({"--prompt", "a", "--prompts", "f"}, "--prompt and --prompts are both given");
-  refused({"--prompt", "a", "--perplexity", "f"}, "--perplexity is given beside a prompt");
+  refused({"--prompt", "a", "--perplexity", "f"}, "--perplexity", "prompt");
   refused({"--perplexity", "f", "--top-k", "3"}, "--top-k is given, but is for texts to continue");
   refused({"--perplexity", "f", "--stop", "x"}, "--stop is given, but is for texts to continue");
   refused({"--prompt", "a", "--seed", "-1"}, "--seed: -1 is not a number of at least 0");
