@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/data/fingerprint.h"
+#include "tessera/data/text.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/models/tokenizer.h"

@@ -31,7 +31,7 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
       ->allow_extra_args(false)
       ->option_text("TEXT");
   app.add_option("--prompts", o.prompts,
-                 "A file of prompts, one a line; of .jsonl each line's \"prompt\" or \"messages\"; "
+                 "A file of prompts, one a line; of .jsonl each line's \"prompt\"; "
                  "may be given several times; -: standard input")
       ->allow_extra_args(false)
       ->option_text("FILE");

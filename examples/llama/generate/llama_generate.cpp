@@ -115,10 +115,10 @@ struct Prompts {
 
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
-  for (const auto& [text, is_chat] : llama::prompt_texts(
-           run.options, llama::standard_input(run.options, run.mesh), run.encoder.chat())) {
+  for (const auto& [text, is_whole] :
+       llama::prompt_texts(run.options, llama::standard_input(run.options, run.mesh))) {
     const llama::Tokens tokens = run.encoder.encode(text);
-    prompts.inputs.push_back(is_chat ? tokens : run.encoder.with_begin_tokens(tokens));
+    prompts.inputs.push_back(is_whole ? tokens : run.encoder.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
       prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer(), run.options.stop);

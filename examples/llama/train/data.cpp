@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,11 +21,10 @@
 #include "examples/llama/texts/texts.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/data/fingerprint.h"
-#include "tessera/data/prompt_completions.h"
+#include "tessera/data/samples.h"
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
-#include "tessera/data/token_source.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/training/step.h"
 
 namespace llama {
@@ -97,12 +97,6 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// nullptr for a tokenizer of bytes.
-data::ChatTemplatePtr chat_template(const TrainOptions& options) {
-  const std::string file = tokenizer_file(options.tokenizer, options.model);
-  return file.empty() ? nullptr : data::open_chat_template(file);
-}
-
 /// The tokens around texts that decide on the samples: other ones are other data.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
@@ -140,8 +134,7 @@ data::SampleSourcePtr open_prompts(const TrainOptions& options, const EdgeTokens
                                    .completion_field = options.completion_field,
                                    .begin = edges.begin,
                                    .end = edges.end,
-                                   .truncate = options.truncate,
-                                   .chat = chat_template(options)});
+                                   .truncate = options.truncate});
 }
 
 std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, const Config& config,
@@ -248,12 +241,13 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
     batches.document_end = edges.end.back();
   }
   if (!options.eval_text.empty()) {
+    std::string text;
     for (const std::string& file : options.eval_text) {
-      data.eval_text += data::read_text(file);
+      text += data::read_text(file);
     }
-    data.eval_loader = held_out_loader("--eval-text", options, config, batches, [&] {
-      return data::make_token_source(data.tokenizer->encode(data.eval_text));
-    });
+    data.eval_text = data::make_token_source(data.tokenizer->encode(text));
+    data.eval_loader =
+        held_out_loader("--eval-text", options, config, batches, [&] { return data.eval_text; });
   }
   if (!options.eval_tokens.empty()) {
     data.eval_loader = held_out_loader("--eval-tokens", options, config, batches, [&] {
@@ -362,6 +356,28 @@ std::int64_t held_out_batches(const LlamaRun& run) {
   return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
 }
 
+/// The first parameter of any rank with a value that is not finite; "" if there is none.
+/// Collective.
+std::string nonfinite_parameter(LlamaRun& run) {
+  std::string own;
+  for (const auto& [name, slot] : run.model->named_slots()) {
+    if (own.empty() && !local_tensor(slot->persistent()).isfinite().all().item<bool>()) {
+      own = name;
+    }
+  }
+  const std::vector<std::string> all = comm::gather_texts(*start_group(*run.world), c10::kCPU, own);
+  const auto found = std::ranges::find_if_not(all, &std::string::empty);
+  return found == all.end() ? "" : *found;
+}
+
+/// The text of the tokens that are evaluated, without the first, which is not predicted.
+std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
+  run.data.eval_text->read(0, ids);
+  const std::size_t first = run.data.tokenizer->decode({ids.front()}).size();
+  return run.data.tokenizer->decode(ids).substr(first);
+}
+
 }  // namespace
 
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
@@ -386,27 +402,32 @@ std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& 
   const std::int64_t batches = held_out_batches(run);
   const std::optional<double> mean =
       training::evaluate(*run.model, run.data_ranks, batches, loss_of_batch, stop);
+  if (mean && !std::isfinite(*mean)) {
+    const std::string name = nonfinite_parameter(run);
+    fail("the held-out loss after step ", run.state.step, " is ", *mean, "; ",
+         name.empty() ? "all parameters are finite" : "the parameter " + name + " is not finite",
+         "; take the weights of an earlier step");
+  }
   return mean && counted > 0 ? *mean * static_cast<double>(batches) / counted : mean;
 }
 
 void print_held_out_loss(const LlamaRun& run, double loss) {
   const TrainOptions& options = run.options;
   const std::int64_t tokens = held_out_batches(run) * options.batch * options.seq;
-  if (run.data.eval_text.empty()) {
+  if (!run.data.eval_text) {
     std::cout << fmt::format("held-out loss: {:.4f} a token ({} tokens of {})", loss, tokens,
                              fmt::join(options.eval_tokens, ", "))
               << std::endl;
     return;
   }
-  // Per byte, so that the two figures compare whatever the tokenizer.
-  const double tokens_per_byte =
-      static_cast<double>(run.data.tokenizer->encode(run.data.eval_text).size()) /
-      static_cast<double>(run.data.eval_text.size());
+  // Per byte of the same tokens, so that models with other tokenizers compare.
+  const std::string text = evaluated_text(run, tokens);
+  const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
   std::cout << fmt::format(
                    "held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {}); "
                    "byte-bigram entropy of that text: {:.4f} nats/byte",
-                   loss * tokens_per_byte, loss, tokens, fmt::join(options.eval_text, ", "),
-                   data::bigram_entropy(run.data.eval_text))
+                   loss * static_cast<double>(tokens) / bytes, loss, tokens,
+                   fmt::join(options.eval_text, ", "), data::bigram_entropy(text))
             << std::endl;
 }
 
