@@ -11,8 +11,8 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
+#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/origins.h"
-#include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "parameter/pending_sum.h"
-#include "tessera/nn/detail/placeholder_gradient.h"
+#include "tessera/nn/detail/gradients.h"
 
 namespace tessera::fsdp {
 

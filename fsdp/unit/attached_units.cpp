@@ -11,9 +11,9 @@
 
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/graph.h"
-#include "tessera/nn/detail/call_context.h"
-#include "tessera/nn/detail/slot_keeper.h"
-#include "tessera/nn/detail/stand_in_gradient.h"
+#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/slots.h"
+#include "tessera/nn/detail/gradients.h"
 #include "unit/boundary.h"
 
 namespace tessera::fsdp {

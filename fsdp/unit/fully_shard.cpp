@@ -15,7 +15,7 @@
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/detail/calls.h"
 #include "unit/attached_units.h"
 #include "unit/stock_modules.h"
 #include "unit/unit.h"

@@ -13,7 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/detail/calls.h"
 #include "unit/backward_hooks.h"
 #include "unit/boundary.h"
 

@@ -12,7 +12,7 @@
 #include "agreement/step_agreement.h"
 #include "comm/data_mesh.h"
 #include "tessera/core/error.h"
-#include "tessera/nn/detail/call_depth.h"
+#include "tessera/nn/detail/calls.h"
 #include "tessera/nn/module.h"
 #include "unit/attached_units.h"
 #include "unit/module_tree.h"

@@ -23,7 +23,7 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/retired_parameter.h"
+#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/parameter.h"
 

@@ -134,8 +134,9 @@ class ModuleBase : public torch::nn::Module {
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
   /// A parameter with the values of `tensor`, whose memory it shares.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// A parameter held in a tensor member, which is updated at every swap:
+  /// A parameter in a tensor member, which is updated at every swap:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
+  /// Calls and walks throw Error if the member was assigned another tensor since.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
   /// A buffer, which moves with the module. Checkpoints hold it as they hold parameters, unless it
   /// is not persistent: one that reset_parameters makes again, as a table of a formula's values.
@@ -200,12 +201,13 @@ class ModuleBase : public torch::nn::Module {
  private:
   friend class ParameterSlot;
   friend class AdoptedModule;
-  /// Puts the tensor of a slot where forward reads it, beside the slot.
+  /// Copies the tensor of a slot to the member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
   /// What follows a swap: the handles of a parameter, a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< empty: nothing else
+    Follow follow;               ///< empty: nothing else
+    const at::Tensor* member{};  ///< bind_slot: must be the tensor in the slot
   };
 
   struct Checkpointed {
@@ -222,10 +224,11 @@ class ModuleBase : public torch::nn::Module {
   void note_names_of_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
+  void check_members(const std::string& fqn) const;
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
-  std::vector<Binding> bindings_;  // beside slots_
+  std::vector<Binding> bindings_;  // one for each of slots_
   NamedSlots buffer_slots_;
   Hooks hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
@@ -328,9 +331,9 @@ class Module : public ModuleBase {
 };
 
 /// Throws Error, naming the first ones, if the storage of parameters or buffers was never filled,
-/// or if they have none (meta device). The outermost call of a module checks this too. `asked`: the
-/// caller, for messages.
-void check_initialized(const ModuleBase& module, const std::string& asked = "check_initialized");
+/// or if they have none (meta device). The outermost call of a module checks this too. `caller`:
+/// the caller, for messages.
+void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 }  // namespace tessera::nn
 TESSERA_API_END
