@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "fsdp/parameter_group/comm_context.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/param_group.h"
+#include "fsdp/unit.h"
 #include "race/checked_world.h"
 
 namespace tessera::race {
