@@ -484,6 +484,27 @@ void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tenso
   }
 }
 
+void ModuleBase::add_forward_pre_hook(Hook hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.before.push_back(hook);
+  }
+  hooks_.before.push_back(std::move(hook));
+}
+
+void ModuleBase::add_forward_hook(Hook hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.after.push_back(hook);
+  }
+  hooks_.after.push_back(std::move(hook));
+}
+
+void ModuleBase::add_always_hook(std::function<void()> hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.always.push_back(hook);
+  }
+  hooks_.always.push_back(std::move(hook));
+}
+
 void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(!checkpoints_calls(), "activation checkpointing was applied to this ", name(),
                 " already; apply it once to each module");
