@@ -1,9 +1,16 @@
-// What one rank does, in words.
+// What the ranks of a job do, in words, from their flight records.
+
 #include <algorithm>
-#include <iterator>
+#include <array>
+#include <cstdio>
+#include <ctime>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
+#include "tessera/core/flight.h"
 
 namespace tessera::flight {
 namespace {
@@ -46,57 +53,12 @@ std::string outside_of_collectives(const RankReport& report) {
   return "is outside of collectives" + after_last_call(report);
 }
 
-/// The call that keeps a rank from its next one in a group; nullptr: none, or unknown, because any
-/// of several threads may make the next one.
-const Call* what_keeps(const RankReport& report, std::uint64_t group) {
-  const Group* theirs = report.find_group(group);
-  if (theirs != nullptr && theirs->thread > 0) {
-    return report.waiting(theirs->thread);
-  }
-  return report.threads.size() > 1 ? nullptr : report.waiting();
-}
-
 /// Whether the rank calls something else in the place of `call`.
 bool calls_another(const RankReport& report, const Call& call) {
   return std::ranges::any_of(report.calls, [&](const Call& each) {
     return each.group == call.group && each.number == call.number &&
            each.collective != call.collective;
   });
-}
-
-struct Wait {
-  int rank = 0;
-  const Call* call = nullptr;
-  bool operator==(const Wait&) const = default;
-};
-
-/// Follows, from the last wait of `path` on, whom ranks wait for, until a wait is met again.
-bool follow(const std::vector<RankReport>& reports, std::vector<Wait>& path, std::int64_t latest) {
-  const Wait last = path.back();
-  const RankReport* report = find_rank(reports, last.rank);
-  if (report == nullptr || last.call == nullptr || last.call->waits_since > latest) {
-    return false;
-  }
-  for (const int rank : missing_ranks(reports, *report, *last.call)) {
-    const Wait next{rank, what_keeps(*find_rank(reports, rank), last.call->group)};
-    const bool met = std::ranges::find(path, next) != path.end();
-    path.push_back(next);
-    if (met || follow(reports, path, latest)) {
-      return true;
-    }
-    path.pop_back();
-  }
-  return false;
-}
-
-/// "; another thread waits in ...", for each.
-std::string waits_of_other_threads(const RankReport& report, const Call& call) {
-  std::string text;
-  for (const Thread& thread : report.threads) {
-    const Call* other = thread.id == call.thread ? nullptr : report.waiting(thread.id);
-    text += other == nullptr ? "" : "; another thread waits in " + to_text(*other);
-  }
-  return text;
 }
 
 bool ended_well(const RankReport& report) {
@@ -175,10 +137,8 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
   const std::string rank = detail::concat("rank ", report.rank, " ");
   const Call* call = report.waiting();
   if (report.activity == Activity::kStopped) {
-    // explain_records() takes the pid from a process that is gone.
-    const std::string advice =
-        report.pid == 0 ? "" : detail::concat("; kill -CONT ", report.pid, " lets it continue");
-    return rank + "is stopped (by SIGSTOP, Ctrl-Z or a debugger" + advice + ")" +
+    return rank + "is stopped (by SIGSTOP, Ctrl-Z or a debugger; kill -CONT " +
+           std::to_string(report.pid) + " lets it continue)" +
            (call == nullptr ? after_last_call(report) : ", in " + to_text(*call));
   }
   // Also where it waits in the last of them.
@@ -190,8 +150,7 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
   }
   const std::vector<int> missing = missing_ranks(reports, report, *call);
   return rank + "waits in " + to_text(*call) +
-         (missing.empty() ? "" : ", for " + name_ranks(missing)) +
-         waits_of_other_threads(report, *call);
+         (missing.empty() ? "" : ", for " + name_ranks(missing));
 }
 
 std::int64_t last_work(const RankReport& report, std::uint64_t group) {
@@ -206,21 +165,106 @@ std::int64_t last_work(const RankReport& report, std::uint64_t group) {
   return last;
 }
 
-std::vector<int> deadlock(const std::vector<RankReport>& reports, int rank, std::int64_t at,
-                          std::int64_t least, std::uint64_t group) {
-  const RankReport* report = find_rank(reports, rank);
-  std::vector<Wait> path;
-  if (report != nullptr) {
-    const auto call = std::ranges::find_if(report->calls, [&](const Call& each) {
-      return each.group == group && each.state == CallState::kWaiting;
-    });
-    path = {{rank, call == report->calls.end() ? report->waiting() : &*call}};
+namespace {
+
+/// ", for 12.0 s" at a time, ", since 17:21:13" without one.
+std::string duration_text(std::int64_t since, std::optional<std::int64_t> at) {
+  constexpr std::int64_t kNanosecondsPerSecond = 1'000'000'000;
+  std::array<char, 32> text{};
+  if (since == 0) {
+    return "";
   }
+  if (at) {
+    std::snprintf(text.data(), text.size(), ", for %.1f s",
+                  static_cast<double>(*at - since) / kNanosecondsPerSecond);
+  } else {
+    const std::time_t seconds = since / kNanosecondsPerSecond;
+    std::tm local{};
+    std::strftime(text.data(), text.size(), ", since %H:%M:%S", localtime_r(&seconds, &local));
+  }
+  return text.data();
+}
+
+/// Since when a rank does what it does.
+std::int64_t since(const RankReport& report) {
+  if (const Call* call = report.waiting()) {
+    return call->waits_since;
+  }
+  if (report.calls.empty()) {
+    return 0;
+  }
+  const Call& last = report.calls.back();
+  return std::max(last.begun, last.ended);
+}
+
+/// The same text for all ranks that do the same: its own number is taken out of "rank 7 waits".
+std::string without_rank(const std::string& text) {
+  const std::size_t number = text.find(' ') + 1;
+  return text.substr(std::min(text.find(' ', number), text.size()));
+}
+
+}  // namespace
+
+std::vector<std::string> explain(const std::vector<RankReport>& reports,
+                                 std::optional<std::int64_t> at) {
+  struct Doing {
+    std::vector<int> ranks;
+    std::int64_t since = 0;
+  };
+  std::vector<std::pair<std::string, Doing>> doings;
+  for (const RankReport& report : reports) {
+    const std::string text = without_rank(what_it_does(report, reports));
+    auto found = std::ranges::find(doings, text, &std::pair<std::string, Doing>::first);
+    if (found == doings.end()) {
+      found = doings.insert(found, {text, {{}, since(report)}});
+    }
+    found->second.ranks.push_back(report.rank);
+    found->second.since = std::min(found->second.since, since(report));
+  }
+  std::vector<std::string> lines;
+  for (const auto& [text, doing] : doings) {
+    lines.push_back((doing.ranks.size() == 1 ? "" : "each of ") + name_ranks(doing.ranks) + text +
+                    duration_text(doing.since, at));
+  }
+  return lines;
+}
+
+namespace {
+
+/// The ranks of the job that wrote nothing here, as those of other nodes.
+std::vector<int> ranks_without_record(const std::vector<RankReport>& reports) {
   std::vector<int> ranks;
-  if (report != nullptr && follow(reports, path, at - least)) {
-    std::ranges::transform(path, std::back_inserter(ranks), &Wait::rank);
+  for (int rank = 0; rank < reports.front().size; ++rank) {
+    if (find_rank(reports, rank) == nullptr) {
+      ranks.push_back(rank);
+    }
   }
   return ranks;
+}
+
+void explain_world(const std::vector<RankReport>& reports, const std::string& name,
+                   std::vector<std::string>& lines) {
+  lines.push_back(name + "records of " + std::to_string(reports.size()) + " of " +
+                  std::to_string(reports.front().size) + " ranks");
+  for (const std::string& line : explain(reports)) {
+    lines.push_back("  " + line);
+  }
+  if (const auto missing = ranks_without_record(reports); !missing.empty()) {
+    lines.push_back("  no record here of " + name_ranks(missing) +
+                    ": copy those of all nodes into one folder");
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> explain_records(const std::string& folder) {
+  std::vector<std::string> lines;
+  const auto worlds = read_records(folder);
+  for (std::size_t world = 0; world < worlds.size(); ++world) {
+    explain_world(worlds[world], worlds.size() == 1 ? "" : "world " + std::to_string(world) + ", ",
+                  lines);
+  }
+  return lines;
 }
 
 }  // namespace tessera::flight
