@@ -20,7 +20,7 @@ namespace tessera::detail {
 // What is known of the backward that this thread runs. libtorch's public functions begin one, and
 // say nothing within it.
 //
-// No version differs, but in how a node is held.
+// No version differs, except in the pointer type of nodes.
 //
 // Canary: RunningBackwardCanary.
 
