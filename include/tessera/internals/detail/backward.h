@@ -10,6 +10,10 @@
 
 #include "tessera/export.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
@@ -30,6 +34,9 @@ bool keeps_graph();
 std::string running_node();
 /// The thread that made it, as at::RecordFunction::currentThreadId() counts.
 std::optional<std::uint64_t> origin_of_running_node();
+
+/// Whether this thread's backward runs the node, earlier or later.
+bool is_in_backward(const torch::autograd::Node* node);
 
 /// Runs at the end of this thread's backward, after what was queued before; may queue in turn.
 /// Throws outside of a backward.
