@@ -78,5 +78,9 @@ JobVariables read_job_variables(const Variables& variables);
 /// From this process's environment.
 std::optional<std::string> environment_variable(const std::string& name);
 
+/// For a failure that another rank caused. Under tessera-run it waits for half a second: meanwhile
+/// the rank that failed first prints its error, and the launcher ends this rank.
+void wait_for_first_failure();
+
 }  // namespace tessera::comm
 TESSERA_API_FOR_TEST_END

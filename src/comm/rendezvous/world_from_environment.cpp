@@ -205,6 +205,7 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
     if (serves_store(job)) {
       throw Error(message);
     }
+    wait_for_first_failure();
     throw PeerError(message);
   }
 }

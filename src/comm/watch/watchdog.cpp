@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "group_info.h"
+#include "host/host.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/atomic_file.h"
@@ -364,6 +365,9 @@ bool Watchdog::is_on_device(const flight::Call& call) {
 
 void Watchdog::end_process(const flight::Call& call, const std::string& why) const {
   const WatchSettings& settings = watch_.settings();
+  if (watch_.first_to_end(ranks_of_world(watch_.own().size))) {
+    wait_for_first_failure();
+  }
   say("error: " + flight::to_text(call) + ", rank " + std::to_string(settings.rank) + ": " + why);
   if (watch_.device_record()) {
     // PyTorch's torchfrtrace reads files of this name.
