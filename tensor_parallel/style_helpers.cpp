@@ -9,7 +9,7 @@
 #include "equal_copies.h"
 #include "gathered_input.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/agreed_sizes.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/embedding.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/slots.h"

@@ -14,7 +14,7 @@
 
 #include "files_beside.h"
 #include "piece_model.h"
-#include "tessera/core/detail/library_beside.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "tessera/version.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tessera/core/detail/crc32c.h"
-#include "tessera/core/detail/text_faults.h"
+#include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "unicode.h"

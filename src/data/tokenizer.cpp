@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "files_beside.h"
-#include "tessera/core/detail/text_faults.h"
+#include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "unicode.h"

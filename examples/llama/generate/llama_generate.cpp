@@ -19,6 +19,7 @@
 #include "examples/llama/start.h"
 #include "tessera/comm/world.h"
 #include "tessera/data/text.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/tessera.hpp"
@@ -197,5 +198,6 @@ int run_generate(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return llama::run_program("llama_generate", argc, argv, run_generate);
 }

@@ -23,7 +23,7 @@
 #include "examples/llama/train/run.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/core/keep_freed_memory.h"
+#include "tessera/core/process.h"
 #include "tessera/planning/calibrate.h"
 #include "tessera/planning/page.h"
 #include "tessera/planning/plan.h"

@@ -11,7 +11,7 @@
 
 #include "examples/llama/start.h"
 #include "examples/llama/train/run.h"
-#include "tessera/core/keep_freed_memory.h"
+#include "tessera/core/process.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/recording.h"
 #include "tessera/training/step.h"

@@ -10,7 +10,8 @@
 #include "examples/llama/train/print_plan.h"
 #include "examples/llama/train/run.h"
 #include "tessera/core/error.h"
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/observe/tensor_memory.h"
 
 namespace {
@@ -49,5 +50,6 @@ int train(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return llama::run_program("llama_train", argc, argv, train);
 }

@@ -15,7 +15,7 @@
 #include "examples/llama/train/options.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
 #include "tessera/data/batch_loader.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/nn/lora.h"

@@ -17,7 +17,7 @@
 #include "local_shards.h"
 #include "muon/matrix_exchange.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN

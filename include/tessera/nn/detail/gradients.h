@@ -7,8 +7,8 @@
 
 #include "tessera/export.h"
 #include "tessera/internals/detail/engine.h"
-#include "tessera/internals/detail/leaf_node.h"
-#include "tessera/internals/detail/placeholder_tensor.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/tensor_wrapper.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {
