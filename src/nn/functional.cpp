@@ -30,9 +30,9 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/random_region.h"
-#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/kernels/fake_mode.h"

@@ -127,14 +127,6 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
                "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
 }
 
-}  // namespace tessera::nn
-
-namespace c10 {
-class Error;
-}
-
-namespace tessera::nn {
-
 // Hints for errors of libtorch.
 
 namespace {
@@ -163,8 +155,6 @@ bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
-
-}  // namespace
 
 /// A hint for a libtorch error in the module `fqn` below `root`: about a tensor on the meta device,
 /// or about a buffer with another floating-point type than the parameters have now, because mixed
@@ -198,6 +188,8 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
   }
   return "";
 }
+
+}  // namespace
 
 // The module.
 
@@ -483,6 +475,27 @@ void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tenso
   if (const Follow& follow = bindings_[index_of(name)].follow) {
     follow(tensor);
   }
+}
+
+void ModuleBase::add_forward_pre_hook(Hook hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.before.push_back(hook);
+  }
+  hooks_.before.push_back(std::move(hook));
+}
+
+void ModuleBase::add_forward_hook(Hook hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.after.push_back(hook);
+  }
+  hooks_.after.push_back(std::move(hook));
+}
+
+void ModuleBase::add_always_hook(std::function<void()> hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.always.push_back(hook);
+  }
+  hooks_.always.push_back(std::move(hook));
 }
 
 void ModuleBase::checkpoint_calls(CheckpointOptions options) {

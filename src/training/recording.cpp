@@ -146,7 +146,7 @@ class MemoryWatch {
   observe::ActivityListener* listener() { return log_ ? &*log_ : nullptr; }
   void begin_step(const nn::ModuleBase& model) {
     if (log_) {
-      log_->begin_step([&model] { return fsdp::under_way(model); });
+      log_->begin_step([&model] { return fsdp::current_unit(model); });
     }
   }
   void end_step(const observe::StepMetrics& metrics, const nn::ModuleBase& model,

@@ -164,7 +164,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
 /// libtorch knows neither the rank nor the unit. Its what() has the stack as well, in pages.
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
-  const std::string unit = fsdp::under_way(state.model);
+  const std::string unit = fsdp::current_unit(state.model);
   const bool memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr;
   fail("step ", state.step + 1, ", ", unit.empty() ? "outside of forward and backward" : unit,
        ", rank ", rank, ": ", error.what_without_backtrace(),

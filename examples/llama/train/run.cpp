@@ -183,8 +183,6 @@ std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& con
   ParallelOptions parallel = parallel_options(options, apply);
   if (options.fp8) {
     check_gpu_of_fp8(options);
-    parallel.fsdp.all_gather_extension =
-        fsdp::fp8_all_gather(*model, scalar_type(options.param_dtype));
   }
   parallelize(*model, mesh, parallel);
   // Memory for this rank's shards alone.

@@ -54,6 +54,11 @@ struct RunningCall {
 using TensorList = std::span<at::Tensor* const>;
 /// Sees a module's call: the module, and the tensors of its arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
+/// Which calls of a module a hook runs around.
+enum class HookedCalls : std::uint8_t {
+  kForward,
+  kEveryMethod,  ///< forward, and other methods that Module::call_method calls
+};
 /// Names (or FQNs) and slots, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
@@ -69,12 +74,12 @@ class ModuleBase : public torch::nn::Module {
   ~ModuleBase() override;
 
   /// Runs before forward with the tensors of its arguments, in order of registration.
-  void add_forward_pre_hook(Hook hook) { hooks_.before.push_back(std::move(hook)); }
+  void add_forward_pre_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
   /// Runs after forward with the tensors of its result, in order of registration.
-  void add_forward_hook(Hook hook) { hooks_.after.push_back(std::move(hook)); }
+  void add_forward_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
   /// Runs last, also if forward or a hook throws, in the reverse order of registration: what hooks
   /// began ends from the inside out. Must not throw.
-  void add_always_hook(std::function<void()> hook) { hooks_.always.push_back(std::move(hook)); }
+  void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
   /// Makes every call a checkpoint() of forward together with the hooks added so far (TP's), which
   /// recomputation repeats. Hooks added later (FSDP's) stay outside and run once. Throws Error at
@@ -151,6 +156,8 @@ class ModuleBase : public torch::nn::Module {
   };
   /// The hooks outside the checkpointed region, and those inside it.
   Hooks& hooks() { return hooks_; }
+  /// Those of HookedCalls::kEveryMethod.
+  Hooks& method_hooks() { return method_hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
@@ -236,6 +243,7 @@ class ModuleBase : public torch::nn::Module {
   std::vector<Binding> bindings_;  // one for each of slots_
   NamedSlots buffer_slots_;
   Hooks hooks_;
+  Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
   mutable std::optional<std::string> fqn_;  ///< a walk finds it, which changes nothing else
@@ -273,6 +281,19 @@ class Module : public ModuleBase {
         }
         return result;
       }
+    } catch (...) {
+      this->rethrow_named();
+    }
+  }
+
+  /// Calls `method(arguments...)`, which calls a method of this module, with the hooks of
+  /// HookedCalls::kEveryMethod. Arguments are copied. fsdp::register_forward_method uses this.
+  template <class Method, class... Args>
+  auto call_method(const Method& method, Args&&... args) {
+    const CallScope call(*this);
+    std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
+    try {
+      return call_hooked(method_hooks(), method, arguments);
     } catch (...) {
       this->rethrow_named();
     }
