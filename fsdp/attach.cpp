@@ -14,7 +14,6 @@
 #include "tessera/nn/detail/calls.h"
 #include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/slots.h"
-#include "unit/boundary.h"
 
 namespace tessera::fsdp {
 

@@ -13,8 +13,8 @@
 #include "checked/checked_communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/meeting.h"
 #include "watch/peer_wait.h"
+#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {

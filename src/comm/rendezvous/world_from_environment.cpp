@@ -19,14 +19,13 @@
 
 #include "group_info.h"
 #include "host/host.h"
-#include "host/job_variables.h"
-#include "rendezvous/arrivals.h"
+#include "rendezvous/rendezvous_wait.h"
 #include "rendezvous/store_world.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/detail/thread_warnings.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/asked.h"
+#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {
@@ -88,7 +87,7 @@ class JobWarnings final : public c10::WarningHandler {
       if (silent_) {
         return true;
       }
-      auto answer = ask(store_, is_first);
+      auto answer = query(store_, is_first);
       silent_ = !answer.wait_for(kRankZeroFirst + kStorePatience);
       return silent_ || answer.get();
     } catch (const std::exception&) {
@@ -206,6 +205,7 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
     if (serves_store(job)) {
       throw Error(message);
     }
+    wait_for_first_failure();
     throw PeerError(message);
   }
 }

@@ -25,8 +25,7 @@ std::string what_others_do(const WorldWatch& world) {
   if (world.remote() == nullptr) {
     return "";
   }
-  std::vector<std::string> lines =
-      world.answers_of_other_hosts(world.remote()->ask(), kAnswerTime);
+  std::vector<std::string> lines = world.answers_of_other_hosts(world.remote()->ask(), kAnswerTime);
   std::string text;
   for (const std::string& line : std::span(lines).first(std::min(kMost, lines.size()))) {
     text += (text.empty() ? "" : "; ") + line;
@@ -40,7 +39,7 @@ std::string first_ended(const GroupInfo& group) {
   std::vector<int> peers = group.ranks;
   std::erase(peers, group.world_rank());
   const auto first = world.first_to_end(peers);
-  return first ? world.why_never(*first) : "";
+  return first ? world.exit_reason(*first) : "";
 }
 
 }  // namespace
@@ -68,9 +67,7 @@ void fail_without_peers(const GroupInfo& group, const std::string& collective,
 }
 
 PeerWait::PeerWait(const GroupInfo& group, std::string collective)
-    : group_(group),
-      collective_(std::move(collective)),
-      caller_(CallerScope::outermost()) {}
+    : group_(group), collective_(std::move(collective)), caller_(CallerScope::outermost()) {}
 
 void PeerWait::check(const Missing& missing) {
   WorldWatch& world = group_.watch->world();
@@ -78,7 +75,7 @@ void PeerWait::check(const Missing& missing) {
     // It may have come before it ended.
     const std::vector<int> still = missing();
     if (std::ranges::find(still, *ended) != still.end()) {
-      fail_because(world.why_never(*ended));
+      fail_because(world.exit_reason(*ended));
     }
   }
   const auto now = Clock::now();

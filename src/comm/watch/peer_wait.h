@@ -11,13 +11,13 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Throws PeerError for a transfer that failed with `reason`: a peer that has ended is the cause,
-/// or will be found to have ended soon; else the cause is not known.
+/// Throws PeerError for a transfer that failed with `reason`. Waits a moment for the end of a peer,
+/// and names that peer as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
-/// One wait of this rank for the others of a group. The waiting code calls check() repeatedly, so
-/// that it fails as soon as it is known that a peer will not come.
+/// One wait of this rank for the other ranks of a group. The waiting code calls check() repeatedly,
+/// which throws as soon as a peer has ended.
 class PeerWait {
  public:
   /// World ranks that have not come yet.
@@ -32,11 +32,11 @@ class PeerWait {
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// The number of checks within a time-out. Their result is kept: once a rank comes, its work is
-  /// no longer in its record, but the others may have waited longer than the time-out.
+  /// The number of looks at the progress within a time-out. The latest progress is stored, since
+  /// the record of a rank forgets it when the rank comes.
   static constexpr int kLooksAtWork = 32;
 
-  /// When one of them last made progress with its work, as flight::now(); 0 where none has.
+  /// The time (flight::now()) of their last progress with files; 0: none.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   [[noreturn]] void fail_because(const std::string& reason) const;
   [[noreturn]] void fail_late(const std::vector<int>& missing) const;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "group_info.h"
+#include "host/host.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/atomic_file.h"
@@ -240,7 +241,7 @@ std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports
   const std::vector<int> missing = flight::missing_ranks(reports, *own, call);
   for (const int rank : missing) {
     if (!watch_.may_come(rank)) {
-      return watch_.why_never(rank);
+      return watch_.exit_reason(rank);
     }
   }
   for (const int rank : group->ranks) {
@@ -251,7 +252,7 @@ std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports
     if (rank != watch_.settings().rank && !ended_well && !watch_.may_come(rank)) {
       const std::int64_t now = flight::now();
       stuck_since_ = stuck_since_ == 0 ? now : stuck_since_;
-      return now - stuck_since_ < nanoseconds(kDying) ? "" : watch_.why_never(rank);
+      return now - stuck_since_ < nanoseconds(kDying) ? "" : watch_.exit_reason(rank);
     }
   }
   return "";
@@ -364,6 +365,9 @@ bool Watchdog::is_on_device(const flight::Call& call) {
 
 void Watchdog::end_process(const flight::Call& call, const std::string& why) const {
   const WatchSettings& settings = watch_.settings();
+  if (watch_.first_to_end(ranks_of_world(watch_.own().size))) {
+    wait_for_first_failure();
+  }
   say("error: " + flight::to_text(call) + ", rank " + std::to_string(settings.rank) + ": " + why);
   if (watch_.device_record()) {
     // PyTorch's torchfrtrace reads files of this name.

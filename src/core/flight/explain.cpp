@@ -107,7 +107,7 @@ std::string progress_text(const RankReport& report) {
                               : "after " + to_text(report.calls.back());
 }
 
-std::string why_never(const RankReport& report) {
+std::string exit_reason(const RankReport& report) {
   const std::string text = how_it_ended(report);
   return ended_well(report) ? text + "; every rank must make this call before World::shutdown()"
                             : text;

@@ -112,22 +112,22 @@ TEST(Explain, HasALineForRanksThatDoTheSame) {
                   "after the set-up of group '0-2'");
 }
 
-TEST(WhyNever, SaysHowARankEnded) {
+TEST(ExitReason, SaysHowARankEnded) {
   RankReport report{.rank = 1, .pid = 7};
-  EXPECT_EQ(why_never(report), "");
+  EXPECT_EQ(exit_reason(report), "");
   report.activity = Activity::kGone;
-  EXPECT_EQ(why_never(report),
+  EXPECT_EQ(exit_reason(report),
             "the process of rank 1 (pid 7) has ended before its first collective; look for its "
             "error");
   report.step = 20;
   report.state = RankState::kEnded;
-  EXPECT_EQ(why_never(report),
+  EXPECT_EQ(exit_reason(report),
             "rank 1 ended after step 20; every rank must make this call before World::shutdown()");
   report.state = RankState::kExited;
   report.exit_code = 3;
-  EXPECT_EQ(why_never(report), "rank 1 ended with exit code 3 after step 20; look for its error");
+  EXPECT_EQ(exit_reason(report), "rank 1 ended with exit code 3 after step 20; look for its error");
   report.state = RankState::kGaveUp;
-  EXPECT_EQ(why_never(report), "rank 1 gave up after step 20; look for its error");
+  EXPECT_EQ(exit_reason(report), "rank 1 gave up after step 20; look for its error");
 }
 
 /// A record with one group and the calls `first` to `last` of it.

@@ -92,7 +92,7 @@ std::string progress_text(const RankReport& report);
 
 /// Why this rank will begin no call any more, and what to do about it; "": it may. "rank 1 gave up
 /// after step 20; look for its error".
-std::string why_never(const RankReport& report);
+std::string exit_reason(const RankReport& report);
 /// The ranks of the group of `member`'s call that have not begun it, or have begun another
 /// collective instead: that will never complete it. A rank without a report is left out.
 std::vector<int> missing_ranks(const std::vector<RankReport>& reports, const RankReport& member,

@@ -1,5 +1,5 @@
 // How ranks wait for one another at the rendezvous.
-#include "rendezvous/arrivals.h"
+#include "rendezvous/rendezvous_wait.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,3 @@
-#include "rendezvous/arrivals.h"
-
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -8,6 +6,7 @@
 
 #include "group_info.h"
 #include "host/host.h"
+#include "rendezvous/rendezvous_wait.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
@@ -68,6 +67,7 @@ class Arrivals {
         fault = store_.get_to_str(kFaultKey);
       }
     } catch (const std::exception& error) {
+      wait_for_first_failure();
       throw PeerError(detail::concat(
           "rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address, ":",
           job_.port, " at the rendezvous, where rank(s) ", join(missing_),
@@ -82,6 +82,7 @@ class Arrivals {
       if (arrival.record != nullptr) {
         const flight::Record& record = arrival.record->record();
         if (!is_alive({record.pid, record.start_time})) {
+          wait_for_first_failure();
           throw PeerError(detail::concat(
               "rank ", job_.rank, " of ", job_.size, " waits at the rendezvous, where rank ",
               record.rank, " (pid ", record.pid, ") had come and has ended; look for its error"));

@@ -4,7 +4,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <chrono>
 #include <iterator>

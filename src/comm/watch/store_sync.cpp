@@ -1,14 +1,12 @@
-#include "watch/meeting.h"
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "watch/asked.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
+#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {
@@ -25,13 +23,13 @@ using Keys = std::vector<std::pair<std::string, int>>;
 constexpr std::chrono::microseconds kFirstNap{200};
 constexpr std::chrono::microseconds kLongestNap{100'000};
 
-/// What ask() brings. Throws PeerError at the time-out if the store is silent.
+/// What query() brings. Throws PeerError at the time-out if the store is silent.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question question) {
   const auto silent = [&world = group.watch->world()] {
     return world.is_stopped(0) && world.may_come(0) ? std::vector<int>{0} : std::vector<int>();
   };
-  auto answer = ask(store, std::move(question));
+  auto answer = query(store, std::move(question));
   PeerWait wait(group, kSetUp);
   for (auto nap = kFirstNap; !answer.wait_for(nap); nap = std::min(2 * nap, kLongestNap)) {
     wait.check(silent);

@@ -1,22 +1,198 @@
-// Collectives over TCP through c10d's Gloo, with three additions: reductions of every type, whose
-// sums round once; a failure soon after a peer has given up; an end of the process that does not
-// wait for operations that cannot finish.
+// What a collective of Gloo's sends over the network between hosts: arithmetic, from the algorithms
+// that Gloo 0.5 and libtorch's ProcessGroupGloo use.
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
 #include <ATen/ops/empty.h>
-
+#include <ATen/ops/prod.h>
+#include <ATen/ops/sum.h>
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <future>
+#include <span>
 #include <thread>
 
 #include "backends.h"
-#include "gloo/c10d_arguments.h"
-#include "gloo/link_bytes.h"
+#include "gloo/gloo.h"
+#include "group_info.h"
+#include "tessera/core/placement.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
+namespace tessera::comm {
+
+/// Whether libtorch's Gloo implements this all-reduce. Others are an all-gather and a local sum.
+bool gloo_reduces(at::ScalarType type, ReduceOp op);
+
+// The bytes that rank `group.rank` sends to ranks on other hosts, without headers. `bytes`: of its
+// input.
+
+/// A ring: every block but the next rank's goes to the next rank.
+std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes);
+/// A ring of reduce-scatter and all-gather, or one all-gather.
+std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
+/// From rank to rank. `bytes`: to each rank.
+std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes);
+/// A binomial tree.
+std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root);
+
+namespace {
+
+bool is_on_other_host(const GroupInfo& group, int rank) {
+  return !group.hosts.empty() && group.hosts[static_cast<std::size_t>(rank)] !=
+                                     group.hosts[static_cast<std::size_t>(group.rank)];
+}
+
+/// The bytes of a ring that go to another host: all that this rank sends, or none.
+std::int64_t ring_link_bytes(const GroupInfo& group, std::int64_t bytes) {
+  return is_on_other_host(group, (group.rank + 1) % group.size()) ? bytes : 0;
+}
+
+}  // namespace
+
+bool gloo_reduces(at::ScalarType type, ReduceOp op) {
+  switch (type) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kChar:
+    case at::kByte:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    case at::kHalf:
+    case at::kBFloat16:
+      // Gloo rounds after every term; the sum and the product are ours, in fp32.
+      return op == ReduceOp::kMax || op == ReduceOp::kMin;
+    default:
+      return false;
+  }
+}
+
+std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes) {
+  return ring_link_bytes(group, (group.size() - 1) * bytes);
+}
+
+std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op) {
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  return gloo_reduces(tensor.scalar_type(), op)
+             ? ring_link_bytes(group, 2 * (group.size() - 1) * bytes / group.size())
+             : all_gather_link_bytes(group, bytes);
+}
+
+std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes) {
+  std::int64_t sum = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    sum += is_on_other_host(group, rank) ? bytes[static_cast<std::size_t>(rank)] : 0;
+  }
+  return sum;
+}
+
+std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root) {
+  // Ranks count from the root. In each round those that have the data send it as far ahead as there
+  // are such ranks.
+  const int own = (group.rank + group.size() - root) % group.size();
+  std::int64_t sum = 0;
+  for (int have = 1; have < group.size(); have *= 2) {
+    const int to = own + have;
+    if (own < have && to < group.size()) {
+      sum += is_on_other_host(group, (to + root) % group.size()) ? bytes : 0;
+    }
+  }
+  return sum;
+}
+
+detail::GroupReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return detail::GroupReduceOp::SUM;
+    case ReduceOp::kAvg:
+      return detail::GroupReduceOp::AVG;
+    case ReduceOp::kMax:
+      return detail::GroupReduceOp::MAX;
+    case ReduceOp::kMin:
+      return detail::GroupReduceOp::MIN;
+    case ReduceOp::kProduct:
+      return detail::GroupReduceOp::PRODUCT;
+  }
+  return detail::GroupReduceOp::SUM;
+}
+
+std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
+                                          std::size_t item_bytes) {
+  std::vector<std::int64_t> result;
+  for (const std::int64_t count : counts) {
+    result.push_back(count * static_cast<std::int64_t>(item_bytes));
+  }
+  return result;
+}
+
+/// at::sum() and at::prod() add in fp32 where the type has 16 bits, and round once at the end.
+void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
+  const at::Tensor flat = output.view({-1});
+  switch (op) {
+    case ReduceOp::kSum:
+      flat.copy_(at::sum(parts, {0}, false, parts.scalar_type()));
+      return;
+    case ReduceOp::kAvg:
+      flat.copy_(at::sum(parts, {0}, false, parts.scalar_type()).div_(parts.size(0)));
+      return;
+    case ReduceOp::kMax:
+      flat.copy_(at::amax(parts, {0}));
+      return;
+    case ReduceOp::kMin:
+      flat.copy_(at::amin(parts, {0}));
+      return;
+    case ReduceOp::kProduct:
+      flat.copy_(at::prod(parts, 0, false, parts.scalar_type()));
+      return;
+  }
+}
+
+/// Flat first: a scalar, which has no dimension, cannot be viewed in a type of another size.
+at::Tensor as_bytes(const at::Tensor& contiguous) {
+  return contiguous.view({-1}).view(at::kByte);
+}
+
+Communicator& LazyHostGroup::get() {
+  if (failed_) {
+    throw PeerError(
+        "the group over which the hosts agree failed earlier; look for the first error");
+  }
+  if (made_ == nullptr) {
+    // Without the lock: this may take as long as the time-out, and abort() must not wait for it.
+    CommunicatorPtr made;
+    try {
+      made = make_();
+    } catch (const PeerError&) {
+      failed_ = true;
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    made_ = std::move(made);
+    if (failed_) {  // aborted in between
+      made_->abort();
+    }
+  }
+  return *made_;
+}
+
+void LazyHostGroup::abort() {
+  failed_ = true;
+  const std::lock_guard lock(mutex_);
+  if (made_ != nullptr) {
+    made_->abort();
+  }
+}
+
+}  // namespace tessera::comm
+
+// Collectives over TCP through c10d's Gloo, with three additions: reductions of every type, whose
+// sums round once; a failure soon after a peer has given up; an end of the process that does not
+// wait for operations that cannot finish.
 namespace tessera::comm {
 namespace {
 

@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
-#include "host/job_variables.h"
+#include "host/host.h"
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/record_memory.h"
+#include "watch/world_watch.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
@@ -15,12 +15,12 @@ namespace tessera::comm {
 /// A rank that has come to the rendezvous.
 struct Arrival {
   std::string host;  ///< host_identity()
-  RecordPtr record;  ///< nullptr if it is out of this process's reach
+  RecordPtr record;  ///< nullptr for a rank on another host
 };
 
-/// Announces this rank to the others and waits for all of them; element r is rank r. Reports on
-/// stderr, once a node, for whom it waits. Throws Error, naming the ranks, if one that has come has
-/// ended, or some have not come within the time-out.
+/// Announces this rank and waits for all other ranks; element r is rank r. One rank of each node
+/// prints the names of missing ranks. Throws Error with the ranks that do not come within the
+/// time-out, and PeerError with a rank that came and has ended.
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 

@@ -16,7 +16,7 @@
 #include "testing/errors.h"
 #include "testing/ranks.h"
 #include "watch/group_watch.h"
-#include "watch/meeting.h"
+#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {
