@@ -1,5 +1,6 @@
 // Activation checkpointing: the choice of modules, checkpoint(), and its recomputation.
 
+#include "nn/graphs.h"
 #include "tessera/nn/checkpoint.h"
 
 #include <ATen/ATen.h>
@@ -12,7 +13,6 @@
 #include <memory>
 #include <stdexcept>
 
-#include "checkpointed.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
