@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
 #include "tessera/internals/detail/devices.h"
 #include "tessera/observe/device.h"

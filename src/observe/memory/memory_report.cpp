@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "texts_on_first.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "texts_on_first.h"
 

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
 #include "tessera/core/detail/flight_record.h"
 #include "tessera/export.h"
 
@@ -31,6 +35,19 @@ class WorkFor {
  private:
   const ListedThread* before_;
 };
+
+/// All ranks of a world of this size, in order.
+inline std::vector<int> ranks_of_world(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// Shows this thread's warnings as those of the rank's main thread: in one line, once a job.
+/// libtorch's warning handler is per thread, so each thread of the library that may warn calls this
+/// first. Does nothing where the process has not called world_from_environment(), or the thread has
+/// its own handler.
+void take_warnings_of_thread();
 
 }  // namespace tessera::comm
 TESSERA_API_END
