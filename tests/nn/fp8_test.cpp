@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/slot_names.h"
+#include "nn/graphs.h"
 #include "tessera/kernels/fp8.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"

@@ -1,6 +1,6 @@
 // Adapters and frozen parameters on one rank. On meshes: tests/tensor_parallel/lora_test.cpp.
 #include "tessera/nn/lora.h"
-#include "nn/slot_names.h"
+#include "nn/graphs.h"
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>

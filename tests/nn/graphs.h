@@ -1,12 +1,20 @@
+// Helpers of tests that compare functions, their graphs and slots.
+
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/module.h"
 #include "testing/distributed.h"
+#include "testing/values.h"
 
 // What a function and the graph that it leaves compute, held against another's.
 namespace tessera::testing {
@@ -54,6 +62,24 @@ inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at:
   for (std::size_t i = 0; i < a.size(); ++i) {
     EXPECT_TRUE(a[i].allclose(b[i], 1e-5, 1e-5)) << i;
   }
+}
+
+inline at::Tensor leaf(at::IntArrayRef sizes, double seed) {
+  return uniform_values(sizes, seed).requires_grad_();
+}
+
+/// Options whose counts a test reads.
+struct Counted {
+  nn::CheckpointOptions options{.counts = std::make_shared<nn::CheckpointCounts>()};
+  const nn::CheckpointCounts* operator->() const { return options.counts.get(); }
+};
+
+inline std::vector<std::string> names_of(const nn::NamedSlots& slots) {
+  std::vector<std::string> names;
+  for (const auto& [name, slot] : slots) {
+    names.push_back(name);
+  }
+  return names;
 }
 
 }  // namespace tessera::testing

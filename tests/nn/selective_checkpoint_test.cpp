@@ -1,6 +1,6 @@
 // A policy per operator: what is kept, what is computed again.
 
-#include "checkpointed.h"
+#include "nn/graphs.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/manual_seed.h"

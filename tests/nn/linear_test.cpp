@@ -1,20 +1,110 @@
-// Several Linears of one input as one function, against calls of each.
-#include "tessera/nn/linear.h"
+// Products of Linears and their gradients, compared with libtorch's bit by bit.
+
+#include "tessera/nn/detail/linear_product.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "nn/recompute/checkpointed.h"
+#include <thread>
+#include <vector>
+
+#include "nn/graphs.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/child.h"
+#include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/norm.h"
 #include "testing/added_terms.h"
 #include "testing/distributed.h"
+#include "testing/memory/allocated_bytes.h"
 #include "testing/module_values.h"
 
 namespace tessera::nn {
+namespace {
+
+using detail::linear_product;
+using testing::expect_close;
+using testing::expect_equal_bits;
+using testing::leaves_of;
+using testing::libtorchs;
+using testing::normal_values;
+using testing::results_of;
+
+using Tensors = std::vector<at::Tensor>;
+
+TEST(LinearProduct, HasLibtorchsBits) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const std::vector<std::int64_t>& sizes :
+         {std::vector<std::int64_t>{7, 12}, {2, 5, 12}, {1, 12}, {0, 12}, {2, 3, 4, 12}}) {
+      const Tensors values{normal_values(sizes, 1).to(type), normal_values({9, 12}, 2).to(type),
+                           normal_values({9}, 3).to(type)};
+      expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], v[2]); },
+                        [](const Tensors& v) { return libtorchs(v[0], v[1], v[2]); }, values);
+      expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], {}); },
+                        [](const Tensors& v) { return libtorchs(v[0], v[1]); },
+                        {values[0], values[1]});
+    }
+  }
+}
+
+TEST(LinearProduct, TakesVectors) {
+  expect_equal_bits([](const Tensors& v) { return linear_product(v[0], v[1], v[2]); },
+                    [](const Tensors& v) { return libtorchs(v[0], v[1], v[2]); },
+                    {normal_values({12}, 1), normal_values({9, 12}, 2), normal_values({9}, 3)});
+}
+
+TEST(LinearProduct, IsCastByAutocast) {
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor weight = normal_values({4, 6}, 2).requires_grad_();
+  const at::Tensor y = linear_product(normal_values({3, 6}, 1), weight, {});
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  y.sum().backward();
+  EXPECT_TRUE(weight.grad().defined());
+}
+
+TEST(LinearProduct, MayBeWrittenTo) {
+  const auto doubled = [](auto product) {
+    return [product](const Tensors& v) { return product(v[0], v[1], v[2]).mul_(2); };
+  };
+  expect_equal_bits(doubled(linear_product), doubled(libtorchs),
+                    {normal_values({2, 5, 6}, 1), normal_values({4, 6}, 2), normal_values({4}, 3)});
+}
+
+TEST(LinearProduct, IsDifferentiableTwice) {
+  const auto second = [](auto product) {
+    return [product](const Tensors& v) {
+      const at::Tensor y = product(v[0], v[1], v[2]).square().sum();
+      return torch::autograd::grad({y}, {v[0]}, {}, /*retain_graph=*/true,
+                                   /*create_graph=*/true)[0]
+          .square();
+    };
+  };
+  const Tensors values{normal_values({5, 6}, 1), normal_values({4, 6}, 2), normal_values({4}, 3)};
+  expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
+}
+
+TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
+  const at::Tensor weight = normal_values({6, 6}, 1);
+  const at::Tensor x = normal_values({50, 6}, 2).requires_grad_();
+  linear_product(x.mul(2), weight, {});
+  const testing::AllocatedBytes memory;
+  const at::Tensor y = linear_product(x.mul(2), weight, {});
+  // A factor that mul() keeps is a number.
+  EXPECT_LT(memory.now(), 2 * 4 * x.numel());
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().allclose(weight.sum(0).mul(2).expand_as(x)));
+}
+
+// What is computed again.
+
+}  // namespace
+
+// Several products of one input.
+
 namespace {
 
 using testing::AddedTerms;
@@ -339,6 +429,169 @@ INSTANTIATE_TEST_SUITE_P(Placements, DistributedLinearProducts,
                                            Split{Shard{0}, Replicate{}, 2},
                                            Split{Replicate{}, Replicate{}, 2},
                                            Split{Shard{1}, Shard{1}, 2}));
+
+}  // namespace
+
+// Products that add to a gradient in place.
+
+namespace {
+
+using detail::linear_product;
+using testing::AddedTerms;
+using testing::full_tensor;
+using testing::normal_values;
+
+at::Tensor loss_of(const at::Tensor& weight, std::uint64_t seed) {
+  const at::Tensor x = normal_values({5, weight.size(1)}, seed).to(weight.scalar_type());
+  return linear_product(x, weight, {}).square().sum();
+}
+
+at::Tensor leaf(std::uint64_t seed = 1) {
+  return normal_values({4, 6}, seed).requires_grad_();
+}
+
+/// The gradient of one loss, as libtorch computes it.
+at::Tensor term(const at::Tensor& weight, std::uint64_t seed) {
+  const at::Tensor w = weight.detach().clone().requires_grad_();
+  at::linear(normal_values({5, 6}, seed), w).square().sum().backward();
+  return w.grad();
+}
+
+TEST(AddedGradient, IsTheSum) {
+  const at::Tensor weight = leaf();
+  AddedTerms::reset();
+  const AddedTerms counted;
+  loss_of(weight, 2).backward();
+  EXPECT_EQ(AddedTerms::products(), 0);
+  const at::Tensor first = weight.grad();
+  loss_of(weight, 3).backward();
+  EXPECT_EQ(AddedTerms::products(), 1);
+  EXPECT_TRUE(weight.grad().is_same(first));
+  EXPECT_TRUE(first.allclose(term(weight, 2) + term(weight, 3), 1e-5, 1e-5));
+}
+
+TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
+  const at::Tensor weight = leaf();
+  (loss_of(weight, 2) + loss_of(weight, 3)).backward();
+  AddedTerms::reset();
+  const AddedTerms counted;
+  (loss_of(weight, 4) + loss_of(weight, 5) + weight.square().sum()).backward();
+  EXPECT_EQ(AddedTerms::products(), 2);
+  const at::Tensor sum = term(weight, 2) + term(weight, 3) + term(weight, 4) + term(weight, 5);
+  EXPECT_TRUE(weight.grad().allclose(sum + 2 * weight.detach(), 1e-5, 1e-5));
+}
+
+TEST(AddedGradient, ServesSeveralBackwards) {
+  const at::Tensor weight = leaf();
+  const at::Tensor loss = loss_of(weight, 2);
+  for (const bool again : {true, true, false}) {
+    loss.backward({}, again);
+  }
+  EXPECT_TRUE(weight.grad().allclose(3 * term(weight, 2), 1e-5, 1e-5));
+}
+
+// A hook of the program sees the term, and not the sum.
+TEST(AddedGradient, IsLeftToAHook) {
+  const at::Tensor weight = leaf();
+  loss_of(weight, 2).backward();
+  at::Tensor seen;
+  weight.register_hook([&](const at::Tensor& gradient) {
+    seen = gradient.clone();
+    return gradient * 10;
+  });
+  loss_of(weight, 3).backward();
+  EXPECT_TRUE(seen.equal(term(weight, 3)));
+  EXPECT_TRUE(weight.grad().allclose(term(weight, 2) + 10 * term(weight, 3), 1e-5, 1e-4));
+}
+
+TEST(AddedGradient, IsReturnedToWhoAsksForIt) {
+  const at::Tensor weight = leaf();
+  loss_of(weight, 2).backward();
+  const at::Tensor before = weight.grad().clone();
+  EXPECT_TRUE(torch::autograd::grad({loss_of(weight, 3)}, {weight})[0].equal(term(weight, 3)));
+  EXPECT_TRUE(weight.grad().equal(before));
+}
+
+TEST(AddedGradient, MayBeRecorded) {
+  const at::Tensor weight = leaf();
+  loss_of(weight, 2).backward();
+  loss_of(weight, 3).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+  EXPECT_TRUE(weight.grad().requires_grad());
+  EXPECT_TRUE(weight.grad().detach().allclose(term(weight, 2) + term(weight, 3), 1e-5, 1e-5));
+  // To a gradient with a graph it is not added in place.
+  loss_of(weight, 4).backward();
+  EXPECT_TRUE(weight.grad().detach().allclose(term(weight, 2) + term(weight, 3) + term(weight, 4),
+                                              1e-5, 1e-5));
+  weight.mutable_grad() = at::Tensor();
+}
+
+// As master gradients of weights of a narrower type.
+TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
+  const at::Tensor weight = leaf().detach().to(at::kBFloat16).requires_grad_();
+  const at::Tensor sum = at::zeros({4, 6});
+  weight.mutable_grad() = sum;
+  loss_of(weight, 2).backward();
+  EXPECT_EQ(weight.grad().scalar_type(), at::kFloat);
+  EXPECT_TRUE(weight.grad().allclose(term(weight.detach().to(at::kFloat), 2), 0.05, 0.5));
+}
+
+// libtorch's node of the leaf takes a lock for each addition.
+TEST(AddedGradient, MayComeOfSeveralThreads) {
+  constexpr int kThreads = 4, kTimes = 20;
+  const at::Tensor weight = leaf();
+  loss_of(weight, 2).backward();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int k = 0; k < kTimes; ++k) {
+        (loss_of(weight, 2) + weight.sum()).backward();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  const at::Tensor sum = (1 + kThreads * kTimes) * term(weight, 2) + kThreads * kTimes;
+  EXPECT_TRUE(weight.grad().allclose(sum, 1e-4, 1e-3));
+}
+
+/// A weight in `placement`, and a gradient of the product in `of_result`.
+struct Spread {
+  Placement weight, x, of_result;
+};
+
+class AddedDistributedGradient : public ::testing::TestWithParam<Spread> {};
+
+TEST_P(AddedDistributedGradient, IsTheSum) {
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
+    const auto& [of_weight, of_x, of_result] = GetParam();
+    const at::Tensor values = normal_values({4, 6}, 1);
+    const at::Tensor weight =
+        distribute_tensor(values, mesh, {of_weight}).tensor().detach().requires_grad_();
+    const auto backward = [&, x_placement = of_x, y_placement = of_result](std::uint64_t seed) {
+      const at::Tensor x =
+          distribute_tensor(normal_values({6, 6}, seed), mesh, {x_placement}).tensor();
+      const at::Tensor y = linear_product(x, weight, {});
+      y.backward(distribute_tensor(normal_values({6, 4}, 10 * seed), mesh, {y_placement}).tensor());
+    };
+    backward(2);
+    backward(3);
+    at::Tensor sum = at::zeros({4, 6});
+    for (const std::uint64_t seed : {2, 3}) {
+      sum += normal_values({6, 4}, 10 * seed).t().mm(normal_values({6, 6}, seed));
+    }
+    EXPECT_TRUE(full_tensor(weight.grad()).allclose(sum, 1e-5, 1e-5));
+    EXPECT_EQ(sharding_spec(weight.grad()), sharding_spec(weight));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Placements, AddedDistributedGradient,
+    ::testing::Values(Spread{Shard{0}, Replicate{}, Shard{1}},
+                      Spread{Shard{1}, Shard{1}, Replicate{}},
+                      Spread{Replicate{}, Replicate{}, Replicate{}},
+                      // Terms of a sum over the ranks: summed before they are added.
+                      Spread{Replicate{}, Shard{0}, Shard{0}}));
 
 }  // namespace
 }  // namespace tessera::nn

@@ -1,5 +1,3 @@
-#include "tessera/data/token_shards.h"
-
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -7,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <numeric>
 #include <string>
@@ -14,6 +13,8 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/data/text.h"
+#include "tessera/data/token_shards.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
@@ -212,6 +213,79 @@ TEST(WriteTokenShard, LeavesNothingBehindWhenItFails) {
   WriteFile(folder / "taken/x", "");
   EXPECT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot put in place");
   EXPECT_EQ(folder.files(), std::vector<std::string>{"taken"});
+}
+
+TEST(ReadText, KeepsEveryByte) {
+  testing::TemporaryFolder folder;
+  const std::string bytes("a\0\r\n\xff", 5);
+  testing::WriteFile(folder / "text", bytes);
+  EXPECT_EQ(read_text(folder / "text"), bytes);
+}
+
+TEST(ReadText, ReadsAnEmptyFile) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "text", "");
+  EXPECT_EQ(read_text(folder / "text"), "");
+}
+
+TEST(ReadText, NamesAMissingFile) {
+  testing::TemporaryFolder folder;
+  EXPECT_ERROR(read_text(folder / "missing"), "missing");
+  EXPECT_ERROR(read_text(folder.path()), "is a folder");
+}
+
+TEST(BigramEntropy, IsZeroWhereTheNextByteIsCertain) {
+  EXPECT_EQ(bigram_entropy("ababababab"), 0);
+  EXPECT_EQ(bigram_entropy("a"), 0);
+  EXPECT_EQ(bigram_entropy(""), 0);
+}
+
+TEST(BigramEntropy, WeighsEachContextByItsFrequency) {
+  // After a: b, c, b, c (ln 2 each); after b and c: a, always. 4 of 8 pairs are uncertain.
+  EXPECT_NEAR(bigram_entropy("abacabaca"), std::log(2.0) / 2, 1e-12);
+}
+
+/// A file of `size` bytes has another sum once one of those at `places` is another.
+void ExpectSeen(std::size_t size, const std::vector<std::size_t>& places) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "a.bin";
+  const std::string bytes(size, 'x');
+  WriteFile(path, bytes);
+  const FileFingerprint before = fingerprint(path);
+  EXPECT_EQ(before.name, "a.bin");
+  EXPECT_EQ(before.bytes, size);
+  for (const std::size_t i : places) {
+    std::string changed = bytes;
+    changed[i] = 'y';
+    WriteFile(path, changed);
+    EXPECT_NE(fingerprint(path).sum, before.sum) << i;
+  }
+}
+
+TEST(Fingerprint, ChangesWithEveryByteOfASmallFile) {
+  ExpectSeen(10'000, {0, 4095, 4096, 9'999});
+}
+
+TEST(Fingerprint, CoversTheFirstAndLastByteOfALargeFile) {
+  ExpectSeen(3'000'001, {0, 3'000'000});
+}
+
+TEST(Fingerprint, DoesNotDependOnTheFolder) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "moved");
+  WriteFile(folder / "a.bin", "text");
+  WriteFile(folder / "moved/a.bin", "text");
+  EXPECT_EQ(fingerprint(folder / "a.bin"), fingerprint(folder / "moved/a.bin"));
+}
+
+TEST(Fingerprint, ExistsForAnEmptyFile) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "a.bin", "");
+  EXPECT_EQ(fingerprint(folder / "a.bin"), (FileFingerprint{"a.bin", 0, 0}));
+}
+
+TEST(Fingerprint, NamesAFileThatCannotBeRead) {
+  EXPECT_ERROR(fingerprint("/none/a.bin"), "/none/a.bin");
 }
 
 }  // namespace
