@@ -22,12 +22,12 @@ struct FakeCall {
   std::vector<at::Tensor> results;     ///< with those that it has written
 };
 
-/// What PyTorch calls fake tensors, for C++ and tensors of the CPU: in its scope an operator on
+/// PyTorch's fake tensors, for C++ and tensors of the CPU. In its scope an operator on
 /// floating-point tensors makes results of the right sizes, strides and types, in memory of the
-/// CPU's allocator, and computes nothing. So a step of a model of any size takes the time of its
-/// calls alone, and allocates and frees what a real one would. Operators on integers and booleans
-/// alone run as usual: what a program decides by indices and flags is right. item() of a
-/// floating-point tensor is 1; their other values mean nothing.
+/// CPU's allocator, and computes nothing. So a step of a model takes only the time of its calls,
+/// and allocates and frees the memory of a real step. Operators on integers and booleans alone run
+/// as usual, so that a program's decisions by indices and flags are right. item() of a
+/// floating-point tensor is 1; other floating-point values are undefined.
 ///
 /// It covers this thread and its backwards. Throws Error for an operator whose results it cannot
 /// derive. One a process at a time; it needs an allocator whose memory costs nothing before it is
