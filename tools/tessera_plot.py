@@ -244,10 +244,14 @@ def running_mean(points, reach):
             for i, (step, _) in enumerate(points)]
 
 
+def under_left(axes, text):
+    axes.annotate(text, (0, 0), xytext=(-8, -7), xycoords="axes fraction", textcoords="offset points", ha="right", va="top")
+
+
 def steps_axis(axes, first, last):
     axes.set_xlim(first, max(last, first + 1))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("step", loc="left", labelpad=-9, x=-0.08)
+    under_left(axes, "step")
 
 
 def curve(title, unit, points, smooth=True, from_zero=False, may_be_logarithmic=False):
@@ -394,7 +398,7 @@ def timeline_picture(kind, begin, end):
     axes.set_yticks(range(len(rows)), rows)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(unit, loc="left", labelpad=-9, x=-0.03)
+    under_left(axes, unit)
     return picture.svg()
 
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
@@ -90,8 +89,7 @@ double positive(const toml::node& node, const std::string& key, const std::strin
   const auto number = node.value<double>();
   TESSERA_CHECK(number && *number >= 0 && std::isfinite(*number), file, ": \"", key,
                 "\" must be a finite number, not negative");
-  // One that calibrate() measures may be a little above 1.
-  TESSERA_CHECK(!key.ends_with("_share") || *number < 10, file, ": \"", key, "\" is ", *number,
+  TESSERA_CHECK(!key.ends_with("_share") || *number <= 1, file, ": \"", key, "\" is ", *number,
                 ", but a share of a rate: write 0.7 for 70 %");
   TESSERA_CHECK(!key.ends_with("_bytes") || *number <= kMostBytes, file, ": \"", key, "\" is ",
                 *number, " bytes; write at most ", kMostBytes);
@@ -193,16 +191,6 @@ Machine machine_of(const std::string& name, const std::string& asked) {
     unknown_machine(name, asked);
   }
   return read_machine(name, asked);
-}
-
-std::string to_toml(const Machine& machine) {
-  std::string text =
-      fmt::format("name = {}\nranks_per_node = {}\n", nlohmann::json(machine.name).dump(),
-                  machine.ranks_per_node);  // JSON's escapes are TOML's
-  for (const Field& field : kFields) {
-    text += fmt::format("{} = {}\n", field.name, machine.*field.value);
-  }
-  return text;
 }
 
 }  // namespace tessera::planning
