@@ -72,7 +72,8 @@ struct Model : nn::Module<Model> {
   at::Tensor forward(const at::Tensor& rows) {
     const at::Tensor x = input(rows);
     const auto [largest, chosen] = at::topk(at::softmax(router(x), 1), 2);
-    const at::Tensor weights = at::zeros({x.size(0), router->weight->size(0)}).scatter(1, chosen, largest);
+    const at::Tensor weights =
+        at::zeros({x.size(0), router->weight->size(0)}).scatter(1, chosen, largest);
     return x + own_rows(experts(all_rows(x), all_rows(weights)));
   }
 
@@ -161,13 +162,12 @@ void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
 void verify(Model& model, const DeviceMesh& mesh) {
   Model reference(model.experts->up->size(0));
   const Batch all = batch_of(0, 0, 1), own = batch_of(0, mesh.world()->rank(), mesh.size());
-  observe::verify(
-      model, reference, mesh,
-      [&](Model& each) {
-        const Batch& batch = &each == &model ? own : all;
-        return at::mse_loss(each(batch.x), batch.target);
-      },
-      {.batch_dims = {"dp", "ep"}, .splits_samples = true})
+  observe::verify(model, reference, mesh,
+                  [&](Model& each) {
+                    const Batch& batch = &each == &model ? own : all;
+                    return at::mse_loss(each(batch.x), batch.target);
+                  },
+                  {.batch_dims = {"dp", "ep"}, .splits_samples = true})
       .check();
 }
 // [verify]

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/threads.h"
-#include "tessera/internals/detail/devices.h"
 #include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/devices.h"
 #include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/threads.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -187,8 +187,9 @@ class ModuleRanges {
       hooked_.push_back(&module_ranges::hooks_of(module));
       *hooked_.back() = {ranges_, fqn.empty() ? module.name() : fqn};
     });
-    callback_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(&module_ranges::begin_function).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+    callback_ =
+        at::addThreadLocalCallback(at::RecordFunctionCallback(&module_ranges::begin_function)
+                                       .scopes({at::RecordScope::BACKWARD_FUNCTION}));
   }
   ~ModuleRanges() {
     at::removeCallback(callback_);

@@ -1,4 +1,4 @@
-// Metrics and traces of steps.
+// Metrics and profiles of steps.
 
 #include "tessera/training/recording.h"
 

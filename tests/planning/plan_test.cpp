@@ -227,11 +227,11 @@ TEST(Plan, AnUnevenBatchIsRefusedUnlessItsSizesAreGiven) {
   const MeshShape two({2}, {"dp"});
   EXPECT_ERROR(planning::plan(make_linear, train_uneven, two), "ranks 0 and 1 ",
                "PlanOptions::sizes");
-  const planning::RunPlan plan =
-      planning::plan(make_linear, train_uneven, two,
-                     {.sizes = [](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
-                       return {at[0] == 0 ? 3 : 2};
-                     }});
+  const planning::RunPlan plan = planning::plan(
+      make_linear, train_uneven, two,
+      {.sizes = [](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
+        return {at[0] == 0 ? 3 : 2};
+      }});
   ASSERT_EQ(plan.ranks.size(), 2U);
   EXPECT_GT(plan.ranks[0].memory.peak_bytes, plan.ranks[1].memory.peak_bytes);
 }

@@ -548,7 +548,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
 }
 
 /// Runs the rule that the program has given for the operator. False: there is none.
-bool run_rule(const c10::OperatorHandle& op, Stack& stack) {
+bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   const Mode& current = *mode.load();
   if (current.rules.empty()) {
     return false;
@@ -576,7 +576,7 @@ bool run_rule(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  if (run_rule(op, *stack)) {
+  if (run_given_rule(op, *stack)) {
     return;
   }
   const FakeKind kind = fake_kind(op);
