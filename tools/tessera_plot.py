@@ -44,17 +44,13 @@ body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-a
 main{max-width:1180px;margin:0 auto;padding:36px 24px 56px}
 header{margin-bottom:24px}h1{margin:0;font-size:25px;font-weight:650;line-height:1.25}header p{margin:6px 0 0;color:var(--muted)}
 h2{margin:34px 0 12px;font-size:16px;font-weight:650}h3{margin:0 0 6px;font-size:14px;font-weight:600}
-h3 span,h2 span{color:var(--muted);font-weight:400;margin-left:6px}
-.card{background:var(--card);border:1px solid var(--rule);border-radius:10px}
+h3 span,h2 span{color:var(--muted);font-weight:400;margin-left:6px}.card{background:var(--card);border:1px solid var(--rule);border-radius:10px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
 .tile{padding:13px 16px}.tile b{display:block;font-size:21px;font-weight:600;line-height:1.3}.tile span{color:var(--muted);font-size:13px}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:12px}
-figure{margin:0 0 12px;padding:14px 14px 8px}.charts figure{margin:0}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:12px}figure{margin:0 0 12px;padding:14px 14px 8px}.charts figure{margin:0}
 svg{display:block;width:100%;height:auto}svg text{font-family:inherit!important}
-[id^=stripe]:hover path{fill:var(--accent)!important;opacity:.09!important}[id^=tip]:hover{opacity:.72}
-.scroll{overflow:auto;max-height:560px}
-table{width:100%;border-collapse:collapse;font-size:13.5px}
-th,td{padding:7px 14px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--grid)}
+[id^=stripe]:hover path{fill:var(--accent)!important;opacity:.09!important}[id^=tip]:hover{opacity:.72}.scroll{overflow:auto;max-height:560px}
+table{width:100%;border-collapse:collapse;font-size:13.5px}th,td{padding:7px 14px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--grid)}
 th{position:sticky;top:0;background:var(--card);color:var(--muted);font-weight:500;box-shadow:inset 0 -1px var(--rule)}
 tbody tr:hover td{background:var(--grid)}tr:last-child td{border-bottom:0}.n{text-align:right}
 .total td{font-weight:600;box-shadow:inset 0 1px var(--rule)}.part td{background:var(--page);color:var(--muted);font-weight:600}
@@ -70,8 +66,7 @@ dt{color:var(--muted);white-space:nowrap}dd{margin:0;text-align:right;overflow-w
 .key{display:inline-block;width:18px;border-top:3px solid;vertical-align:middle;margin-right:7px}
 .box{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:6px}
 .over{color:var(--bad)!important}.chip{padding:1px 9px;border-radius:9px;font-size:12.5px;background:var(--grid);color:var(--muted)}
-.chip.good{color:var(--good)}.chip.bad{color:var(--bad)}
-@media (max-width:560px){main{padding:20px 12px}.charts{grid-template-columns:1fr}}
+.chip.good{color:var(--good)}.chip.bad{color:var(--bad)}@media (max-width:560px){main{padding:20px 12px}.charts{grid-template-columns:1fr}}
 """
 plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tessera", "font.size": 9, "text.color": COLOUR["muted"],
                      "axes.edgecolor": COLOUR["rule"], "axes.labelcolor": COLOUR["muted"], "axes.axisbelow": True,
@@ -102,12 +97,10 @@ def time_text(seconds):
 
 
 def duration_text(seconds):
-    whole = round(seconds)
-    parts = [(86400, "d"), (3600, "h"), (60, "m"), (1, "s")]
-    for i, (size, unit) in enumerate(parts[:-1]):
-        if whole >= size:
-            return f"{whole // size}{unit}{whole % size // parts[i + 1][0]:02}{parts[i + 1][1]}"
-    return f"{whole}s"
+    for size, unit, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= size:
+            return f"{round(seconds) // size}{unit}{round(seconds) % size // small:02}{rest}"
+    return f"{round(seconds)}s"
 
 
 def compact(value, _=None):
@@ -117,12 +110,8 @@ def compact(value, _=None):
     return f"{value:.4g}"
 
 
-def tile(value, label):
-    return f'<div class="card tile"><b>{esc(value)}</b><span>{esc(label)}</span></div>\n'
-
-
 def tiles(items):
-    return '<div class="tiles">\n' + "".join(tile(*item) for item in items) + "</div>\n"
+    return '<div class="tiles">\n' + "".join(f'<div class="card tile"><b>{esc(value)}</b><span>{esc(label)}</span></div>\n' for value, label in items) + "</div>\n"
 
 
 def section(heading, body, note=""):
@@ -237,11 +226,7 @@ def thinned(points, most=600):
 
 
 def running_mean(points, reach):
-    sums = [0.0]
-    for _, value in points:
-        sums.append(sums[-1] + value)
-    return [(step, (sums[min(len(points), i + reach + 1)] - sums[max(0, i - reach)]) / (min(len(points), i + reach + 1) - max(0, i - reach)))
-            for i, (step, _) in enumerate(points)]
+    return [(step, statistics.fmean(value for _, value in points[max(0, i - reach):i + reach + 1])) for i, (step, _) in enumerate(points)]
 
 
 def under_left(axes, text):
