@@ -22,7 +22,7 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// Where a run's metrics go.
+/// The outputs of a run's metrics.
 struct MetricOptions {
   std::filesystem::path metrics = {};      ///< a JSONL file; empty: none
   std::filesystem::path tensorboard = {};  ///< a folder; empty: none
@@ -36,18 +36,18 @@ struct MetricOptions {
 class MetricLog {
  public:
   MetricLog(MetricOptions options, comm::WorldPtr world);
-  /// Opens the files. A run that goes on after `done` steps keeps what they have of these. Throws
-  /// Error where one can't be written.
+  /// Opens the files. A run that continues after `done` steps keeps their records. Throws Error if
+  /// a file can't be written.
   void open(std::int64_t done);
   /// After a step. `tokens`: those of all steps so far, for TensorBoard.
   void write(observe::StepMetrics metrics, std::int64_t tokens);
-  /// For how long a checkpoint kept training waiting: in the metrics of the next step.
+  /// How long training waited for a checkpoint, for the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// No step comes any more: a stall that is left goes to the metrics of the last one.
+  /// After the last step: a wait that was not written goes to the metrics of the last step.
   void end();
   /// A line on the console, above the progress line.
   void line(const std::string& text);
-  /// The steps so far, those before a resume included; only the last one's traffic. Rank 0 only.
+  /// All steps so far, also before a resume, with the traffic of the last step only. Rank 0 only.
   const std::vector<observe::StepMetrics>& history() const { return history_; }
 
  private:
@@ -91,11 +91,11 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  /// With the model ready for its first forward, `done` steps after the run's begin. Throws Error
-  /// on rank 0 where a file can't be written.
+  /// Call it when the model is ready for its first forward, after `done` steps of the run. Throws
+  /// Error on rank 0 if a file can't be written.
   void begin(const DeviceMesh& mesh, nn::ModuleBase& model, std::int64_t done);
-  /// Makes the next step of `state` and records what is asked for of it. Collective, as the step
-  /// is. A trace that can't be written by now is a warning.
+  /// Makes the next step of `state` and records it. Collective, as the step is. A trace that can't
+  /// be written is a warning.
   observe::StepMetrics run(const TrainState& state,
                            const std::function<observe::StepMetrics()>& make);
   /// Behind the last step. Collective over the world. A report that can't be written is a warning.
