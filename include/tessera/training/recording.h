@@ -21,7 +21,7 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// Where a run's metrics go.
+/// The outputs of a run's metrics.
 struct MetricOptions {
   std::filesystem::path metrics = {};      ///< a JSONL file; empty: none
   std::filesystem::path tensorboard = {};  ///< a folder; empty: none
@@ -35,18 +35,18 @@ struct MetricOptions {
 class MetricLog {
  public:
   MetricLog(MetricOptions options, comm::WorldPtr world);
-  /// Opens the files. A run that goes on after `done` steps keeps what they have of these. Throws
-  /// Error where one can't be written.
+  /// Opens the files. A run that continues after `done` steps keeps their records. Throws Error if
+  /// a file can't be written.
   void open(std::int64_t done);
   /// After a step. `tokens`: those of all steps so far, for TensorBoard.
   void write(observe::StepMetrics metrics, std::int64_t tokens);
-  /// For how long a checkpoint kept training waiting: in the metrics of the next step.
+  /// How long training waited for a checkpoint, for the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// No step comes any more: a stall that is left goes to the metrics of the last one.
+  /// After the last step: a wait that was not written goes to the metrics of the last step.
   void end();
   /// A line on the console, above the progress line.
   void line(const std::string& text);
-  /// The steps so far, those before a resume included; only the last one's traffic. Rank 0 only.
+  /// All steps so far, also before a resume, with the traffic of the last step only. Rank 0 only.
   const std::vector<observe::StepMetrics>& history() const { return history_; }
 
  private:
