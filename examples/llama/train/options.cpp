@@ -9,7 +9,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <numeric>
 #include <string_view>
@@ -528,7 +527,7 @@ std::vector<Section> make_table() {
          kLora}}},
       {"metrics",
        {{"metrics", &O::metrics, "FILE.jsonl", "",
-         "A JSON object a step; report.html is written to the same folder"},
+         "A JSON object a step; run.json is written to the same folder"},
         {"tensorboard", &O::tensorboard, "DIR", "",
          "Write TensorBoard's files, with torchtitan's names"},
         {"log-every", &O::log_every, "N", "10", "Steps between console lines", above_0},
@@ -536,14 +535,11 @@ std::vector<Section> make_table() {
          "The peak for MFU: the FLOP/s of a device, or measure: those of a matrix product here",
          [](CLI::Option& option) { option.check(check_peak, ""); }}}},
       {"profiling",
-       {{"trace", &O::trace, "FILE.json", "",
-         "Write what each rank does in some steps, and waits for, as a Chrome trace"},
-        {"trace-steps", &O::trace_steps, "A:B", "the second of this run",
-         "The steps of --trace, both included"},
-        {"profile", &O::profile, "FILE.json", "",
-         "Write what libtorch's profiler sees of rank 0 in the last step, as a Chrome trace"},
-        {"memory-report", &O::memory_report, "FILE.json", "",
-         "Write what tensors took in the step that took the most, by rank, FSDP unit and kind"}}},
+       {{"profile", &O::profile, "FILE.json", "",
+         "Write libtorch's profile of each rank, with its modules, as Chrome traces: FILE.json, "
+         "FILE.rank1.json, ..."},
+        {"profile-steps", &O::profile_steps, "A:B", "the last",
+         "The steps of --profile, both included"}}},
       {"job",
        {{"output-dir",
          &O::output_dir,
@@ -692,16 +688,16 @@ std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text) 
   const std::int64_t first = number(std::string_view(text).substr(0, colon));
   const std::int64_t last =
       colon == std::string::npos ? 0 : number(std::string_view(text).substr(colon + 1));
-  TESSERA_CHECK(first >= 1 && first <= last, "--trace-steps ", text,
+  TESSERA_CHECK(first >= 1 && first <= last, "--profile-steps ", text,
                 " is no range of steps; give A:B with 1 <= A <= B, such as 2:3");
   return {first, last};
 }
 
-std::filesystem::path report_file(const TrainOptions& o) {
+std::filesystem::path record_file(const TrainOptions& o) {
   const std::filesystem::path folder = o.output_dir.empty()
                                            ? std::filesystem::path(o.metrics).parent_path()
                                            : std::filesystem::path(o.output_dir);
-  return folder / "report.html";
+  return folder / "run.json";
 }
 
 namespace {
@@ -770,9 +766,6 @@ void check_parallelism(const TrainOptions& o) {
   TESSERA_CHECK(o.cp == 1 || (o.dropout == 0 && o.lora_dropout == 0),
                 o.dropout > 0 ? "--dropout" : "--lora-dropout", " is given with --cp ", o.cp,
                 ", whose ranks would not drop what one rank drops; leave out one of them");
-  TESSERA_CHECK(o.cp == 1 || std::getenv("TESSERA_COMPARE") == nullptr,
-                "TESSERA_COMPARE is set with --cp ", o.cp,
-                ", but puts no tensors of split sequences together; compare a run without --cp");
 }
 
 void check_checkpoints(const TrainOptions& o) {
@@ -809,15 +802,12 @@ void check_metrics(const TrainOptions& o) {
   TESSERA_CHECK(
       !o.verify || o.steps > 0,
       "--verify is given with --steps 0, which reads no data to verify with; take a step");
-  TESSERA_CHECK(!o.verify || std::getenv("TESSERA_COMPARE") == nullptr,
-                "--verify is given with TESSERA_COMPARE, which would record its step as the first; "
-                "take one of them");
-  if (o.trace_steps.empty()) {
+  if (o.profile_steps.empty()) {
     return;
   }
-  TESSERA_CHECK(!o.trace.empty(),
-                "--trace-steps is given without --trace; pass the file of the trace");
-  TESSERA_CHECK(parse_step_range(o.trace_steps).second <= o.steps, "--trace-steps ", o.trace_steps,
+  TESSERA_CHECK(!o.profile.empty(),
+                "--profile-steps is given without --profile; pass the file of the profile");
+  TESSERA_CHECK(parse_step_range(o.profile_steps).second <= o.steps, "--profile-steps ", o.profile_steps,
                 " ends after --steps ", o.steps, "; name steps that the run makes");
 }
 
@@ -855,17 +845,15 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
 
 void check_outputs(const TrainOptions& o) {
   std::vector<NamedFile> files = o.inputs;
-  const std::string report = o.metrics.empty() ? "" : report_file(o).string();
+  const std::string record = o.metrics.empty() ? "" : record_file(o).string();
   // A resumed run writes config-2.toml, or the next that is not there.
   const bool writes_flags = !o.output_dir.empty() && !resumes(o);
   const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},
                                    {"config.toml of --output-dir", flags},
                                    {"--metrics", o.metrics},
-                                   {"report.html of --metrics", report},
-                                   {"--trace", o.trace},
+                                   {"run.json of --metrics", record},
                                    {"--profile", o.profile},
-                                   {"--memory-report", o.memory_report},
                                    {"--tensorboard", o.tensorboard},
                                    {"--checkpoint", o.checkpoint},
                                    {"--save-hf", o.save_hf},
@@ -970,8 +958,8 @@ TrainOptions planned(TrainOptions o) {
     o.model.clear();
   }
   for (std::string* file : {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf,
-                            &o.save_lora, &o.print_plan, &o.tensorboard, &o.output_dir, &o.trace,
-                            &o.trace_steps, &o.profile, &o.memory_report}) {
+                            &o.save_lora, &o.print_plan, &o.tensorboard, &o.output_dir, &o.profile,
+                            &o.profile_steps}) {
     file->clear();
   }
   o.merge_lora = false;
