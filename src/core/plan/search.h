@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "layout/digits.h"
-#include "plan/search.h"
 #include "tessera/core/layout.h"
 #include "tessera/core/redistribute_plan.h"
 
