@@ -17,7 +17,7 @@
 #include <fstream>
 
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
 #include "tessera/internals/detail/devices.h"
 #include "tessera/observe/memory.h"

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/error.h"
 

@@ -17,7 +17,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/find_step.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 

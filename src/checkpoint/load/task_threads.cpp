@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/internals/detail/threads.h"
 
 namespace tessera::checkpoint {

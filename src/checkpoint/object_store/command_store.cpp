@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "tessera/checkpoint/object_store.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {

@@ -15,7 +15,7 @@
 #include "blocks/blocks.h"
 #include "safetensors/safetensors_header.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 

@@ -10,7 +10,7 @@
 #include "all_ranks.h"
 #include "save/save_step.h"
 #include "save/shard_files.h"
-#include "tessera/comm/detail/thread_warnings.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 

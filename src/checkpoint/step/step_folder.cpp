@@ -20,7 +20,7 @@
 
 #include "step/manifest.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"

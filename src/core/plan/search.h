@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "layout/digits.h"
-#include "plan/search.h"
 #include "tessera/core/layout.h"
 #include "tessera/core/redistribute_plan.h"
 
 namespace tessera::plan {
 
 // The nodes of the planner's search. They know which steps are legal and where they lead
-// (moves.cpp turns that into steps), but not what these cost (step_cost.cpp).
+// (search.cpp turns that into steps), but not what these cost (search.cpp).
 
 using Digits = std::vector<Digit>;
 
@@ -95,7 +94,7 @@ class SearchState {
 // The steps among which the planner's search chooses.
 
 /// Adds to `out` each step that may be taken from `state`, of every kind; Step::bytes is left to
-/// the caller. A new kind of step is a function in moves.cpp and a line in its table.
+/// the caller. A new kind of step is a function in search.cpp and a line in its table.
 void propose_steps(const SearchState& state, std::vector<Step>& out);
 
 // The costs by which the planner's search ranks steps and layouts.

@@ -84,7 +84,7 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
 }
 
 /// Must push what the typed overloads of add() push: a boxed call finds the plan that an unboxed
-/// one has made, and the other way round (unboxed_keys_test.cpp).
+/// one has made, and the other way round (call_keys_test.cpp).
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);

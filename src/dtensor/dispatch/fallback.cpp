@@ -83,7 +83,7 @@ void run_form(PlannedCall& call) {
 // zeros' layout is a guess, to which the gradient of an operator that picks elements would be
 // redistributed. Until the write only the formula holds them: they take the layout of what is
 // written. The operators that write so, with their functional forms, are rows of
-// operator_traits.cpp.
+// operator_info.cpp.
 
 /// The last zeros that this thread's backward has made and not written to. Weak: they stay alive
 /// for no one, and a tensor that has died can't be taken for a new one at its address.

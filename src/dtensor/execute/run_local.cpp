@@ -287,7 +287,7 @@ void write_back(LocalRun& run) {
 }
 
 // The random operators of at:: that draw by the global element instead of gathering. Each takes the
-// next key of the thread's sequence (seeded_generator.h), whatever the layout, so that the numbers
+// next key of the thread's sequence (fills.h), whatever the layout, so that the numbers
 // don't depend on the mesh. The other random operators run whole on every rank, under a
 // SeededGenerator. What is here is for distributed tensors; plain_random.cpp has plain ones.
 

@@ -87,7 +87,7 @@ class ResultWrapper {
 
   /// A view of a local tensor that was not moved shares its version counter, as views do. One of a
   /// copy, or of a view that holds a copy, gets the state that leads its reads and writes to the
-  /// base (detached_view.h). Inference tensors have no counter to share.
+  /// base (distributed_impl.h). Inference tensors have no counter to share.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
         run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;

@@ -30,7 +30,7 @@
 namespace tessera {
 
 // The public handle and its free functions. Arguments are checked here, with messages in
-// the caller's terms, and placements become layouts; the work itself is in autograd_functions.cpp.
+// the caller's terms, and placements become layouts; the work itself is in autograd.cpp.
 // Functions that make a tensor use make_agreed, so that in debug builds ranks that disagree all
 // throw.
 

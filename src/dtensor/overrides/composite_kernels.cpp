@@ -34,7 +34,7 @@ namespace tessera::detail {
 
 // Composite operators whose composition in libtorch does not work on distributed tensors. Each
 // takes libtorch's own path for plain ones; the operators of a composition come back to the
-// fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
+// fallback. operator_info.cpp lists the names (kOwnKernel, kHelperTensors).
 
 namespace {
 

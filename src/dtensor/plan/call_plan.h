@@ -30,7 +30,7 @@ enum class CallKind : std::uint8_t {
   kLocal,          ///< the same, with arguments redistributed or rewritten and writes brought back
   kFailTogether,   ///< kLocal; if it throws on one rank, all throw
   kAgreed,         ///< kLocal; then ranks ask each other whether it threw: if so, it runs gathered
-  kLowering,       ///< another way to run the operator, which sends less (form.h)
+  kLowering,       ///< another way to run the operator, which sends less (lowering.h)
   kRandomInplace,  ///< random numbers by the global element, into the tensor
   kNativeDropout,  ///< the same for dropout
   // These depend on what no key has: which tensors the arguments are, whether their gradients are
@@ -54,7 +54,7 @@ struct CallPlan {
     /// layout of that value. Else nullptr.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< written, though the schema does not say so: running statistics
-    bool detached = false;  ///< a view that holds a copy (detached_view.h)
+    bool detached = false;  ///< a view that holds a copy (distributed_impl.h)
     /// For kRecorded: the layout of the gradient that autograd finds for the local tensor.
     LayoutPtr gradient = nullptr;
 

@@ -92,7 +92,7 @@ void reduce_sums_first(ShardingRule& rule) {
 
 // What runs on the local tensors.
 
-/// Its operator in part_operators.cpp.
+/// Its operator in plan_call.cpp.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";

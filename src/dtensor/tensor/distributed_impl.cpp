@@ -159,7 +159,7 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
 }
 
 // The state of a view that holds a copy, because its base had to be gathered for it, and the check
-// that it is not read after its base was written. views/view_writes.cpp repeats writes to the view
+// that it is not read after its base was written. views/views.cpp repeats writes to the view
 // on the base. execute/wrap_results.cpp makes these views.
 
 namespace {

@@ -10,7 +10,7 @@
 #include "saved_state.h"
 #include "tessera/checkpoint/async_save.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {
