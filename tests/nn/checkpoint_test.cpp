@@ -1,7 +1,7 @@
 // Activation checkpointing: the choice of modules, checkpoint(), and its recomputation.
 
-#include "nn/graphs.h"
 #include "tessera/nn/checkpoint.h"
+#include "nn/graphs.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
