@@ -119,11 +119,21 @@ std::optional<planning::Machine> calibrated(const PlanFlags& flags, const TrainO
   return machine;
 }
 
-/// With all four degrees. The mesh has those above 1.
+/// With all four degrees, and the collectives by module. The plan's mesh has the degrees above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
-                const TrainOptions& o, const std::string& file) {
+                const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
+                const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
   json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
+  json["modules"] = nlohmann::ordered_json::array();
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    json["modules"].push_back({{"module", module},
+                               {"backward", backward},
+                               {"group", group},
+                               {"collective", collective},
+                               {"calls", traffic.calls},
+                               {"bytes", traffic.bytes}});
+  }
   write_file("--json", file, json.dump(2) + "\n");
 }
 
@@ -162,9 +172,10 @@ int plan(std::vector<std::string> arguments) {
     }
     const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
     const planning::RunPlan run = plan_llama(options, machine);
-    std::cout << planning::to_text(run) << std::flush;
+    const std::vector<ModuleTraffic> modules = plan_modules(options);
+    std::cout << planning::to_text(run) << to_text(modules) << std::flush;
     if (!flags.json.empty()) {
-      write_json(run, search, options, flags.json);
+      write_json(run, search, modules, options, flags.json);
     }
     if (!flags.html.empty()) {
       planning::write_plan_page(run, search, page_of(options), flags.html);

@@ -4,12 +4,17 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <regex>
 
 #include "examples/llama/same_start.h"
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/core/keep_freed_memory.h"
+#include "tessera/kernels/fake_mode.h"
+#include "tessera/observe/memory_log.h"
+#include "tessera/observe/module_watch.h"
 
 namespace llama {
 
@@ -58,6 +63,67 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
+/// "model.layers.3.mlp" -> "model.layers.*.mlp".
+std::string pattern_of(const std::string& fqn) {
+  static const std::regex number(R"((^|\.)\d+(?=\.|$))");
+  return std::regex_replace(fqn, number, "$1*");
+}
+
+/// Adds the collectives since the last event to the module that ran.
+class TrafficByModule final : public observe::ActivityListener {
+ public:
+  explicit TrafficByModule(comm::TrafficCounter& counter) : counter_(counter) {}
+
+  void begin() { last_ = counter_.table(); }
+  std::vector<ModuleTraffic> end() {
+    add_since_last();
+    return std::move(modules_);
+  }
+
+ private:
+  struct Running {
+    std::string module;
+    bool backward = false;
+  };
+
+  void entered(observe::Activity activity, const std::string& name) override {
+    add_since_last();
+    const bool in_backward = !running_.empty() && running_.back().backward;
+    running_.push_back({pattern_of(name), in_backward || activity == observe::Activity::kBackward});
+  }
+  void left() override {
+    add_since_last();
+    running_.pop_back();
+  }
+
+  void add_since_last() {
+    const Running running = running_.empty() ? Running{} : running_.back();
+    for (const auto& [key, traffic] : counter_.since(last_)) {
+      if (traffic.calls > 0) {
+        add(running, key.first, key.second, traffic);
+      }
+    }
+    last_ = counter_.table();
+  }
+  void add(const Running& running, const std::string& group, const std::string& collective,
+           const comm::Traffic& traffic) {
+    auto row = std::ranges::find_if(modules_, [&](const ModuleTraffic& each) {
+      return each.module == running.module && each.backward == running.backward &&
+             each.group == group && each.collective == collective;
+    });
+    if (row == modules_.end()) {
+      row = modules_.insert(row, {running.module, running.backward, group, collective, {}});
+    }
+    row->traffic.calls += traffic.calls;
+    row->traffic.bytes += traffic.bytes;
+  }
+
+  comm::TrafficCounter& counter_;
+  comm::TrafficTable last_;
+  std::vector<Running> running_;
+  std::vector<ModuleTraffic> modules_;
+};
+
 bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
@@ -67,6 +133,38 @@ bool is_given(const TrainOptions& options, const char* flag) {
 planning::RunPlan plan_llama(const TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   return planning::plan_run(run_of(options), options.ranks(), plan_options(options, machine));
+}
+
+std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
+  observe::MemoryLog log({.reserve_only = true});
+  const kernels::FakeMode fake;
+  const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
+  const planning::Run run = planned_run(options, world);
+  observe::ModuleWatch watch(*run.model);
+  TrafficByModule traffic(world->traffic());
+  watch.add(traffic);
+  log.begin_step([] { return std::string(); });
+  run.step();
+  log.begin_step([] { return std::string(); });
+  traffic.begin();
+  const observe::ModuleWatch::Scope scope(watch);
+  run.step();
+  return traffic.end();
+}
+
+std::string to_text(const std::vector<ModuleTraffic>& modules) {
+  std::size_t width = 0;
+  for (const ModuleTraffic& each : modules) {
+    width = std::max(width, each.module.size());
+  }
+  std::string text = "collectives of rank 0 by module\n";
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    text +=
+        fmt::format("  {:<{}}  {:<8}  {} {}: {} call{}, {} bytes\n", module.empty() ? "-" : module,
+                    width, backward ? "backward" : "forward", group, collective, traffic.calls,
+                    traffic.calls == 1 ? "" : "s", traffic.bytes);
+  }
+  return modules.empty() ? "" : text;
 }
 
 planning::Machine calibrate_llama(const TrainOptions& options, const comm::WorldPtr& world) {

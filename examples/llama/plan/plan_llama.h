@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "examples/llama/train/options/train_options.h"
+#include "tessera/comm/trace.h"
 #include "tessera/planning/calibrate.h"
 #include "tessera/planning/page.h"
 #include "tessera/planning/plan.h"
@@ -17,6 +19,17 @@ namespace llama {
 /// A plan of each kind of rank. Throws tessera::Error for what llama_train refuses.
 tessera::planning::RunPlan plan_llama(const TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
+/// Collectives of one kind that a module causes in a step.
+struct ModuleTraffic {
+  std::string module;  ///< "model.layers.*.mlp": all layers together; "": outside of the model
+  bool backward = false;
+  std::string group, collective;  ///< "tp", "all_gather"
+  tessera::comm::Traffic traffic;
+};
+/// What rank 0 sends in the second step of the run, in the order of the step.
+std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
+/// A table with a line for each.
+std::string to_text(const std::vector<ModuleTraffic>& modules);
 /// Makes steps of the run on this CPU. Collective over `world`.
 tessera::planning::Machine calibrate_llama(const TrainOptions& options,
                                            const tessera::comm::WorldPtr& world);

@@ -24,8 +24,8 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
 }
 
 /// For the constructor, after options, world, mesh and config.
-std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads, const ApplyPlan& apply) {
-  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh, apply);
+std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
+  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
   fill_model(*model, run.options, *run.world, loads);
   // Offloaded or not, the rotary tables are where the model computes.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
@@ -49,8 +49,7 @@ training::StepOptions step_options(const TrainOptions& o, const TrainingData& da
 
 }  // namespace
 
-LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool loads,
-                   const ApplyPlan& apply)
+LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool loads)
     : options(std::move(run_options)),
       world(std::move(run_world)),
       mesh(make_mesh(options, world)),
@@ -60,7 +59,7 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
       data(open_training_data(options, config)),
       rows(data::rows_of_rank(options.batch, options.accumulate, batch_ranks.local_rank(),
                               batch_ranks.size())),
-      model(make_filled_model(*this, loads, apply)),
+      model(make_filled_model(*this, loads)),
       optimizer(make_optimizer(options, *model)),
       state{*model, *optimizer, optim::GradScaler({.enabled = options.param_dtype == "fp16"})},
       step_options_(step_options(options, data)),

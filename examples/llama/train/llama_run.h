@@ -20,10 +20,9 @@ namespace llama {
 /// over `world`.
 struct LlamaRun {
   /// The model is filled from --model or by --seed; with `loads` a checkpoint replaces its values
-  /// afterwards. `apply`: as ParallelOptions has it. Throws tessera::Error for what the flags,
+  /// afterwards. Throws tessera::Error for what the flags,
   /// files or data refuse.
-  LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false,
-           const ApplyPlan& apply = {});
+  LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false);
 
   /// Makes the next step; all of its metrics but the throughput.
   tessera::observe::StepMetrics step();

@@ -46,9 +46,8 @@ std::vector<std::int64_t> sizes_of(const LlamaRun& run,
 
 }  // namespace
 
-planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world,
-                          const ApplyPlan& apply) {
-  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false, apply);
+planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
+  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false);
   return {.model = run->model,
           .mesh = run->mesh,
           .step =

@@ -10,10 +10,9 @@
 namespace llama {
 
 /// The run of `options` in a comm::fake_world of its ranks, or in a world of this CPU. It reads the
-/// model's configuration, and no other file; it writes none. `apply`: as LlamaRun takes it. Throws
-/// tessera::Error for what llama_train refuses.
+/// model's configuration, and no other file; it writes none. Throws tessera::Error for what
+/// llama_train refuses.
 tessera::planning::Run planned_run(const TrainOptions& options,
-                                   const tessera::comm::WorldPtr& world,
-                                   const ApplyPlan& apply = {});
+                                   const tessera::comm::WorldPtr& world);
 
 }  // namespace llama

@@ -122,14 +122,13 @@ void check_sequence(const TrainOptions& options, const Config& config) {
                 " tokens a step; take fewer");
 }
 
-ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& apply) {
+ParallelOptions parallel_options(const TrainOptions& options) {
   return {.sequence_parallel = options.sp,
           .loss_parallel = options.loss_parallel,
           .regather = options.sp_regather,
           .reshard_last = options.reshard_last,
           .fsdp = fsdp_options(options),
-          .activations = activation_memory(options.ac),
-          .apply_plan = apply};
+          .activations = activation_memory(options.ac)};
 }
 
 }  // namespace
@@ -173,9 +172,9 @@ void check_model(const TrainOptions& options) {
 }
 
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const DeviceMesh& mesh, const ApplyPlan& apply) {
+                                  const DeviceMesh& mesh) {
   std::shared_ptr<Llama> model = make_meta_model(options, config);
-  ParallelOptions parallel = parallel_options(options, apply);
+  ParallelOptions parallel = parallel_options(options);
   if (options.fp8) {
     check_gpu_of_fp8(options);
     parallel.fsdp.all_gather_extension =

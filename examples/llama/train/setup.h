@@ -31,10 +31,9 @@ Config model_config(const TrainOptions& options);
 /// to end would have the others report that they miss it.
 void check_model(const TrainOptions& options);
 
-/// The model, parallelized, with memory for this rank's shards, which have no values yet. `apply`:
-/// as ParallelOptions has it.
+/// The model, parallelized, with memory for this rank's shards, which have no values yet.
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const tessera::DeviceMesh& mesh, const ApplyPlan& apply = {});
+                                  const tessera::DeviceMesh& mesh);
 
 /// The model on the meta device, not parallel yet: with adapters, and frozen as the flags say.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config);

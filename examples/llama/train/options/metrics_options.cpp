@@ -23,12 +23,6 @@ void declare_job(CLI::App& app, TrainOptions& o) {
   app.add_option("--output-dir", o.output_dir,
                  "A new folder for the run: config.toml with all flags, metrics, checkpoints")
       ->option_text("DIR");
-  app.add_option("--print-plan", o.print_plan,
-                 "Print what each rank holds and sends in a step, and end: table or json (table)")
-      ->option_text("[=json]")
-      ->expected(0, 1)
-      ->default_str("table")
-      ->check(CLI::IsMember({"table", "json"}));
   add_switch(app, "--verify", o.verify,
              "Before the first step compare a sample of each data-parallel rank with what one rank "
              "computes");

@@ -19,7 +19,7 @@ namespace {
 /// What a first user needs, and so what --help shows.
 constexpr const char* kFirst =
     "model config tokenizer tokens text steps batch seq param-dtype device eval-text lr schedule "
-    "warmup dp tp cp ac checkpoint checkpoint-every resume save-hf output-dir print-plan";
+    "warmup dp tp cp ac checkpoint checkpoint-every resume save-hf output-dir";
 
 /// A flag that is for some runs only.
 struct FlagUse {
@@ -69,7 +69,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(o.model.empty() != o.config.empty(),
                 o.model.empty() ? "no model given; pass --model DIR or --config FILE"
                                 : "--model and --config are both given; pass one of them");
-  check_data(o, /*needed=*/o.steps > 0 && o.print_plan.empty() && !o.planned);
+  check_data(o, /*needed=*/o.steps > 0 && !o.planned);
   const std::size_t betas = app.get_option("--betas")->count();
   TESSERA_CHECK(betas == 0 || betas == 2, "--betas has ", betas, betas == 1 ? " value" : " values",
                 "; give two, B1,B2");
@@ -79,7 +79,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   check_parallelism(o);
   check_checkpoints(o);
   check_metrics(o);
-  if (!o.model.empty() && o.print_plan.empty()) {
+  if (!o.model.empty()) {
     tessera::check_hub_weights(o.model);
   }
 }
@@ -174,7 +174,7 @@ TrainOptions planned(TrainOptions o) {
     o.model.clear();
   }
   for (std::string* file : {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf,
-                            &o.save_lora, &o.print_plan, &o.tensorboard, &o.output_dir, &o.trace,
+                            &o.save_lora, &o.tensorboard, &o.output_dir, &o.trace,
                             &o.trace_steps, &o.profile, &o.memory_report}) {
     file->clear();
   }
