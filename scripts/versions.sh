@@ -46,11 +46,15 @@ declare -A library_wheels=(
 tool_packages=(g++ cmake ninja-build ccache python3 python3-venv)
 library_packages=(
   libgloo-dev librange-v3-dev libgtest-dev libgmock-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
-  libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev
+  libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev
   zlib1g-dev libzstd-dev)
 text_packages=(perl-doc)
 # What scripts/test, scripts/docs and the clang presets add.
 test_packages=(clang libclang-rt-dev lld doxygen)
+
+# What torchrun imports beside torch's own wheel. On a machine without a CUDA toolkit torchrun also
+# needs the CUDA wheels, which only scripts/setup --tests installs there.
+torchrun_wheels=(typing-extensions==4.15.0)
 
 # Python packages of the tests: torch's own and transformers' needs in full, so installed without
 # looking at dependencies; clang-format and clang-tidy are the versions that decide. llama-models

@@ -21,7 +21,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
@@ -31,7 +31,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/detail/calls.h"
 #include "tessera/tensor_parallel/linear_cross_entropy.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 

@@ -18,7 +18,7 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/retired_parameter.h"
+#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_modules.h"
@@ -57,7 +57,8 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
 }
 
-/// In the forward of `module`, plain tensors are the same on every rank of `mesh`.
+/// In the forward of `module`, and in its other methods that run hooks, plain tensors are the same on
+/// every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
   // Several if the module calls itself; nullptr within the forward of another module.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
@@ -68,13 +69,13 @@ void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
       scope =
           std::make_unique<RandomRegionScope>(std::make_shared<RandomRegion>(outer, nullptr, mesh));
     }
-  });
+  }, nn::HookedCalls::kEveryMethod);
   module.add_always_hook([scopes] {
     // Empty if another hook threw before the one above ran.
     if (!scopes->empty()) {
       scopes->pop_back();
     }
-  });
+  }, nn::HookedCalls::kEveryMethod);
 }
 
 }  // namespace

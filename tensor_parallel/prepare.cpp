@@ -13,7 +13,7 @@
 #include "gathered_input.h"
 #include "replica_check.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/agreed_sizes.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/embedding.h"

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "examples/bench_mfu/results.h"
-#include "examples/bench_mfu/shapes.h"
+#include "examples/bench_mfu/bench.h"
 #include "examples/llama/cli.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/fused.h"
 
 namespace {
 
@@ -99,5 +99,6 @@ int measure_all(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return llama::run_program("bench_mfu", argc, argv, measure_all);
 }

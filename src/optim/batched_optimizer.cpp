@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "local_shards.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/optim/slot_optimizer.h"
 
 namespace tessera::optim {

@@ -10,7 +10,7 @@
 #include "local_shards.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::optim {
 

@@ -9,7 +9,7 @@
 #include "local_shards.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/slot_keeper.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/optim/optimizer_list.h"
 
 namespace tessera::optim {

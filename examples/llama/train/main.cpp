@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/train/setup.h"
-#include "examples/llama/train/train.h"
+#include "examples/llama/train/run.h"
 #include "tessera/core/error.h"
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/observe/tensor_memory.h"
 
 namespace {
@@ -21,7 +21,7 @@ int train(std::vector<std::string> arguments) {
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // From the start: a signal while ranks meet or load is not lost. To the end, so never deleted:
+  // From the start, so that a signal during start-up is not lost. To the end, so never deleted:
   // one that comes late does not kill a rank that has saved. A run that saves nothing just ends.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty()) {
@@ -45,5 +45,6 @@ int train(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return llama::run_program("llama_train", argc, argv, train);
 }

@@ -1,3 +1,4 @@
+// Sharding rules of programs and of other layers.
 #pragma once
 
 #include <string>
@@ -16,7 +17,7 @@ namespace tessera {
 /// every process of a job must register the same rules. Not collective. Thread safe. Throws Error
 /// after the operator's first use on a distributed tensor, and for a second rule of one operator. A
 /// rule of an operator that does not exist, or that is made of others (CompositeImplicitAutograd)
-/// and would never be asked for its rule, is an Error at the first call of any operator.
+/// whose rule would never be looked up, is an Error at the first call of any operator.
 ///
 ///   // An elementwise operator: each dimension is one factor, which the output shares.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
@@ -66,4 +67,12 @@ void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
                    ResultSizes results = nullptr);
 
 }  // namespace tessera
+
+namespace tessera::detail {
+
+/// The rule of an operator that a layer above core defines. A program may replace it
+/// (register_rule). Throws Error after the first rule was looked up: for use before main().
+void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
+
+}  // namespace tessera::detail
 TESSERA_API_END

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <vector>
 
 #include "tessera/core/layout.h"
@@ -20,6 +22,18 @@ struct ShardingSpec {
   friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
 };
 
+/// Options of a redistribution.
+struct RedistributeOptions {
+  /// The tensor is cast to this type first; the result has it.
+  std::optional<c10::ScalarType> forward_dtype{};
+  /// The gradient is cast to this type, redistributed back, and cast to the type of the tensor.
+  std::optional<c10::ScalarType> backward_dtype{};
+  /// Return before the last collective has finished. The first use of the values waits for it, and
+  /// throws if it failed. On a CPU every later synchronous collective of a redistribution waits for
+  /// it too. The gradient is redistributed in the same way.
+  bool async = false;
+};
+
 /// "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]": the mesh and the layout.
 std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
 
@@ -33,7 +47,7 @@ struct IsDistributed {
 }  // namespace detail
 
 /// is_distributed(tensor): whether a tensor is distributed. An object, so that at::is_distributed,
-/// an unrelated function, is not found beside it; that and x.is_distributed() are false of every
+/// an unrelated function, is not found with it; that and x.is_distributed() are false of every
 /// tensor.
 inline constexpr detail::IsDistributed is_distributed{};
 /// The spec of a distributed tensor. Throws Error for a plain one.

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "tessera/export.h"
-#include "tessera/models/rope.h"
+#include "tessera/models/llama.h"
 
 TESSERA_API_BEGIN
 namespace tessera::models {
@@ -25,7 +25,7 @@ struct LlamaConfig {
   std::int64_t head_dim = 0;
   double rms_norm_eps = 1e-6;
   Rope rope;
-  std::int64_t max_positions = 0;  ///< that it was made for, by scaling or without; 0: not said
+  std::int64_t max_positions = 0;  ///< of the model, with or without scaling; 0: unknown
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
   bool query_key_value_bias = false;
@@ -36,7 +36,7 @@ struct LlamaConfig {
   bool query_key_norm = false;      ///< RMSNorm of each head's queries and keys
   std::int64_t sliding_window = 0;  ///< how many positions a query sees, its own included; 0: all
 
-  /// The text it was read from, for writing it beside exported weights.
+  /// The text of the file, which exports write with the weights.
   std::string json;
 };
 

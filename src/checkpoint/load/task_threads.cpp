@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tessera/comm/detail/work_progress.h"
-#include "tessera/internals/detail/state_of_thread.h"
+#include "tessera/internals/detail/threads.h"
 
 namespace tessera::checkpoint {
 namespace {

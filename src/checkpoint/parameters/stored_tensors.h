@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/part_rows.h"
+#include "tessera/core/layout_math.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::checkpoint {

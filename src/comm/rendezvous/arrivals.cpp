@@ -8,6 +8,7 @@
 
 #include "group_info.h"
 #include "host/host.h"
+#include "tessera/comm/communicator.h"
 #include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
 
@@ -67,9 +68,10 @@ class Arrivals {
         fault = store_.get_to_str(kFaultKey);
       }
     } catch (const std::exception& error) {
-      fail("rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address, ":",
-           job_.port, " at the rendezvous, where rank(s) ", join(missing_),
-           " did not come: ", first_line(error.what()), "; look for rank 0's own error");
+      throw PeerError(detail::concat(
+          "rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address, ":",
+          job_.port, " at the rendezvous, where rank(s) ", join(missing_),
+          " did not come: ", first_line(error.what()), "; look for rank 0's own error"));
     }
     TESSERA_CHECK(fault.empty(), fault);
     return missing_;
@@ -79,9 +81,11 @@ class Arrivals {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
         const flight::Record& record = arrival.record->record();
-        TESSERA_CHECK(is_alive({record.pid, record.start_time}), "rank ", job_.rank, " of ",
-                      job_.size, " waits at the rendezvous, where rank ", record.rank, " (pid ",
-                      record.pid, ") had come and has ended; look for its error");
+        if (!is_alive({record.pid, record.start_time})) {
+          throw PeerError(detail::concat(
+              "rank ", job_.rank, " of ", job_.size, " waits at the rendezvous, where rank ",
+              record.rank, " (pid ", record.pid, ") had come and has ended; look for its error"));
+        }
       }
     }
   }

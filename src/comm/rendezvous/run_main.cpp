@@ -4,12 +4,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <csignal>
 #include <exception>
 #include <string>
+#include <thread>
 
 #include "host/job_variables.h"
-#include "tessera/core/end_program.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/process.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -34,6 +37,11 @@ int run_main(const std::function<void()>& body) {
   try {
     body();
     return 0;
+  } catch (const PeerError& error) {
+    // The rank that failed first prints its error meanwhile, and a launcher that sees it fail ends
+    // this rank.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    tessera::end_program(name_of_rank() + "error", error.what());
   } catch (const c10::Error& error) {
     tessera::end_program(name_of_rank() + "error", error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -25,8 +25,7 @@
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/detail/thread_warnings.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/c10d_store.h"
-#include "tessera/internals/detail/quiet_log.h"
+#include "tessera/internals/detail/c10d.h"
 #include "watch/asked.h"
 
 namespace tessera::comm {
@@ -197,12 +196,17 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
     return connect_in_time(job, options);
   } catch (const std::exception& error) {
     const std::string unknown = why_unknown(job.address);
-    fail("rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
-         " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
-         unknown.empty() ? first_line(error.what()) : "this host is not known here: " + unknown,
-         "; check both variables and that rank 0 runs and the port is free; that there are other "
-         "ranks say ",
-         job.launcher);
+    const std::string message = tessera::detail::concat(
+        "rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
+        " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
+        unknown.empty() ? first_line(error.what()) : "this host is not known here: " + unknown,
+        "; check both variables and that rank 0 runs and the port is free; that there are other "
+        "ranks say ",
+        job.launcher);
+    if (serves_store(job)) {
+      throw Error(message);
+    }
+    throw PeerError(message);
   }
 }
 

@@ -26,9 +26,8 @@ class PeerWait {
   /// `collective`: as in describe().
   PeerWait(const GroupInfo& group, std::string collective);
 
-  /// Throws PeerError if a missing rank has ended or given up; if one waits, somewhere else, for
-  /// this rank, a moment after the watchdog's limit; and at the time-out, which counts from the
-  /// last progress of missing ranks that are at work on files (note_progress()).
+  /// Throws PeerError if a missing rank has ended or given up, and at the time-out. The time-out
+  /// counts from the last progress of missing ranks that read or write files (note_progress()).
   void check(const Missing& missing);
 
  private:
@@ -40,14 +39,12 @@ class PeerWait {
   /// When one of them last made progress with its work, as flight::now(); 0 where none has.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   [[noreturn]] void fail_because(const std::string& reason) const;
-  void check_deadlock() const;
   [[noreturn]] void fail_late(const std::vector<int>& missing) const;
 
   const GroupInfo& group_;
   std::string collective_;
   std::string caller_;
   Clock::time_point begun_ = Clock::now();
-  Clock::time_point next_deadlock_check_;
   Clock::time_point next_look_at_work_ = begun_ + group_.timeout / kLooksAtWork;
   std::int64_t last_work_ = 0;  ///< the latest that was seen
 };

@@ -19,7 +19,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A thread that reports on stderr where this rank waits for longer than the limit, for whom, and
-/// what all ranks do. Writes this rank's stacks and calls to a file when a peer asks for them.
+/// what all ranks do.
 class Watchdog {
  public:
   explicit Watchdog(WorldWatch& watch) : watch_(watch) {}
@@ -61,7 +61,6 @@ class Watchdog {
   void tick();
   void answer_questions();
   void tell_of_work();
-  void write_own_dump() const;
   void look_at_devices();
   void look_at_peers();
   void look_at_waits();

@@ -14,8 +14,8 @@
 
 #include "host/host.h"
 #include "host/job_variables.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/flight_record.h"
-#include "watch/rank_dump.h"
 #include "watch/watchdog.h"
 
 namespace tessera::comm {
@@ -300,32 +300,21 @@ std::string WorldWatch::what_they_do(const std::vector<int>& ranks) const {
   return text;
 }
 
-std::int64_t WorldWatch::ask_what_all_do() const {
-  for (const RecordPtr& memory : records_) {
-    if (memory != nullptr) {
-      memory->record().wanted.fetch_add(1);
-    }
+void WorldWatch::write_records() const {
+  if (!run_folder().empty()) {
+    return;  // the records are files there
   }
-  return remote_ == nullptr ? 0 : remote_->ask();
-}
-
-void WorldWatch::await_dumps(std::chrono::milliseconds most) const {
-  const auto deadline = std::chrono::steady_clock::now() + most;
-  for (const RecordPtr& memory : records_) {
-    if (memory == nullptr) {
-      continue;
+  try {
+    std::filesystem::create_directories(settings_.folder);
+    for (const RecordPtr& memory : records_) {
+      if (memory != nullptr) {
+        const Record& record = memory->record();
+        files::write_file(settings_.folder + "/" + flight::record_name(settings_.world, record.rank),
+                          std::string(reinterpret_cast<const char*>(&record), sizeof record));
+      }
     }
-    const Record& record = memory->record();
-    while (record.answered.load() != record.wanted.load() && may_come(record.rank) &&
-           !is_stopped(record.rank) && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kPoll);
-    }
-    // A rank that is gone has left a better report itself.
-    const bool has_left_its_own = !may_come(record.rank) && record.answered.load() != 0;
-    if (record.answered.load() != record.wanted.load() && !has_left_its_own) {
-      write_dump(settings_.folder, settings_.world, record,
-                 "It did not answer the question for its stacks.\n");
-    }
+  } catch (const std::exception&) {
+    // A report must not end the job.
   }
 }
 

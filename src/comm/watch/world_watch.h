@@ -79,12 +79,9 @@ class WorldWatch {
   /// "rank 1 sleeps outside of collectives, after ...; rank 2 ...", for the first few.
   std::string what_they_do(const std::vector<int>& ranks) const;
 
-  /// Asks every rank to write down its stacks and calls, and those of other hosts what they do.
-  /// Returns the number of the question to the latter.
-  std::int64_t ask_what_all_do() const;
-  /// Waits until the ranks of this host have written theirs, or writes what can be written of those
-  /// that do not.
-  void await_dumps(std::chrono::milliseconds most) const;
+  /// Writes the records of this host's ranks to the folder of the settings, for `tessera-run
+  /// --explain`. Does nothing if they are files already.
+  void write_records() const;
   /// A line for each rank of another host.
   std::vector<std::string> answers_of_other_hosts(std::int64_t question,
                                                   std::chrono::milliseconds most) const;

@@ -15,12 +15,11 @@
 
 #include "dispatch/unboxed_kernel.h"
 #include "tensor/tensor_spec.h"
-#include "tessera/core/detail/library_rule.h"
-#include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/refused_gradient.h"
-#include "tessera/internals/detail/saved_tensor.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/core/register_rule.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 
@@ -148,7 +147,7 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Takes what compute() needs beside what the node keeps; false: it is not to be had.
+  /// Gets the inputs of compute() that the node does not save; false: they are not available.
   virtual bool prepare() { return true; }
   /// In a recorded backward (create_graph) by operators that autograd records.
   virtual at::Tensor compute() = 0;

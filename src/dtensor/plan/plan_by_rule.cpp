@@ -2,15 +2,14 @@
 // file turns the decision into steps for each input, local sizes for arguments, and layouts for
 // results. Everything depends only on the call's key and on this rank's coordinate.
 
-#include "plan/plan_by_rule.h"
+#include "plan/call_plan.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "operators/number_type.h"
+#include "operators/bound_call.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/core/flat_place.h"
 #include "tessera/core/layout_math.h"
 
 namespace tessera::detail {
@@ -170,7 +169,7 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
 // The outputs.
 
 /// Views keep the strides that they would have on the whole tensor. Results of another number than
-/// the rule's outputs cannot be told apart: the plan then takes the order of the local strides.
+/// the rule's outputs cannot be told apart: the plan then uses the order of the local strides.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;

@@ -1,4 +1,4 @@
-// Redistributions under way (RedistributeOptions::async). The queue exists for groups whose wait()
+// Pending redistributions (RedistributeOptions::async). The queue exists for groups whose wait()
 // blocks the thread: two ranks that wait for the same collectives in different orders wait for
 // ever. With NCCL a wait is an event of the stream, and no transfer enters the queue.
 
@@ -8,9 +8,8 @@
 #include <limits>
 #include <utility>
 
-#include "rank/below_autograd.h"
-#include "rank/rank_state.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "rank/rank.h"
+#include "tessera/dtensor/detail/transfers.h"
 
 namespace tessera::detail {
 

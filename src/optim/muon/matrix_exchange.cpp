@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/transfers.h"
 
 namespace tessera::optim {
 namespace {

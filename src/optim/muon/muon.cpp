@@ -17,10 +17,10 @@
 #include "local_shards.h"
 #include "muon/matrix_exchange.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/matched_slots.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/embedding.h"
 
 namespace tessera::optim {

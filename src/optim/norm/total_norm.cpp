@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "norm/grad_terms.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/transfers.h"
 
 namespace tessera::optim {
 namespace {

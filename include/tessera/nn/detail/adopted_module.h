@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
@@ -58,7 +58,7 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
   std::shared_ptr<torch::nn::Module> module_;  ///< the slots are bound to its members
 };
 
-/// What is at several places in a held module is there once.
+/// A module at several places in the adopted one has one entry.
 class AdoptedModule::Maker {
  public:
   /// `classes`: those that are not libtorch's.
