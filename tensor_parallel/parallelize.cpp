@@ -57,25 +57,29 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
 }
 
-/// In the forward of `module`, and in its other methods that run hooks, plain tensors are the same on
-/// every rank of `mesh`.
+/// In the forward of `module`, and in its other methods that run hooks, plain tensors are the same
+/// on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
   // Several if the module calls itself; nullptr within the forward of another module.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
-  module.add_forward_pre_hook([scopes, mesh](auto&, nn::TensorList) {
-    const tessera::detail::RandomRegionPtr& outer = tessera::detail::random_region();
-    std::unique_ptr<RandomRegionScope>& scope = scopes->emplace_back();
-    if (outer == nullptr || !outer->replicates_on(mesh)) {
-      scope =
-          std::make_unique<RandomRegionScope>(std::make_shared<RandomRegion>(outer, nullptr, mesh));
-    }
-  }, nn::HookedCalls::kEveryMethod);
-  module.add_always_hook([scopes] {
-    // Empty if another hook threw before the one above ran.
-    if (!scopes->empty()) {
-      scopes->pop_back();
-    }
-  }, nn::HookedCalls::kEveryMethod);
+  module.add_forward_pre_hook(
+      [scopes, mesh](auto&, nn::TensorList) {
+        const tessera::detail::RandomRegionPtr& outer = tessera::detail::random_region();
+        std::unique_ptr<RandomRegionScope>& scope = scopes->emplace_back();
+        if (outer == nullptr || !outer->replicates_on(mesh)) {
+          scope = std::make_unique<RandomRegionScope>(
+              std::make_shared<RandomRegion>(outer, nullptr, mesh));
+        }
+      },
+      nn::HookedCalls::kEveryMethod);
+  module.add_always_hook(
+      [scopes] {
+        // Empty if another hook threw before the one above ran.
+        if (!scopes->empty()) {
+          scopes->pop_back();
+        }
+      },
+      nn::HookedCalls::kEveryMethod);
 }
 
 }  // namespace

@@ -13,14 +13,14 @@
 #include "plan.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::tensor_parallel {

@@ -424,8 +424,8 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   }
 }
 
-/// With TESSERA_DEBUG=1: a parameter that is not filled has other bytes on each rank, and so counts as
-/// undefined.
+/// With TESSERA_DEBUG=1: a parameter that is not filled has other bytes on each rank, and so counts
+/// as undefined.
 void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
   if (tessera::detail::debug_checks()) {
     tessera::detail::check_replicas(
@@ -444,8 +444,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   const c10::AutoGradMode no_grad(false);
   compare_values(slot, mesh, by);
   const at::Tensor whole = slot.get().detach();
-  const auto replicated =
-      Layout::replicated(mesh.shape().sizes(), static_cast<int>(whole.dim()));
+  const auto replicated = Layout::replicated(mesh.shape().sizes(), static_cast<int>(whole.dim()));
   const DistributedTensor split =
       DistributedTensor(make_distributed(whole, {mesh, replicated}, whole.sizes().vec()))
           .redistribute(placements);

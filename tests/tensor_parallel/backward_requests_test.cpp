@@ -247,7 +247,8 @@ void walk(std::int64_t dp, std::int64_t tp, bool shards, unsigned seeds) {
         fsdp::fully_shard(*net.down, mesh["dp"]);
         fsdp::fully_shard(net, mesh["dp"]);
       }
-      const std::vector<at::Tensor> found = Walk(net, {static_cast<int>(mesh.local_rank("dp"))}, !shards).run(seed);
+      const std::vector<at::Tensor> found =
+          Walk(net, {static_cast<int>(mesh.local_rank("dp"))}, !shards).run(seed);
       ASSERT_EQ(found.size(), expected.size());
       for (std::size_t i = 0; i < found.size(); ++i) {
         ASSERT_EQ(found[i].defined(), expected[i].defined()) << "seed " << seed << " at " << i;
@@ -261,15 +262,15 @@ void walk(std::int64_t dp, std::int64_t tp, bool shards, unsigned seeds) {
 }
 
 TEST(BackwardRequests, GiveWhatOneRankGetsUnderTensorParallelism) {
-  walk(1, 2, /*shards=*/false, 40);
+  walk(1, 2, /*shards=*/false, 16);
 }
 
 TEST(BackwardRequests, GiveWhatOneRankGetsUnderFsdp) {
-  walk(2, 1, /*shards=*/true, 40);
+  walk(2, 1, /*shards=*/true, 12);
 }
 
 TEST(BackwardRequests, GiveWhatOneRankGetsUnderBoth) {
-  walk(2, 2, /*shards=*/true, 20);
+  walk(2, 2, /*shards=*/true, 8);
 }
 
 }  // namespace

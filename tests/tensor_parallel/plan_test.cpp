@@ -298,7 +298,7 @@ TEST(Parallelize, RefusesASecondPlanOfTheSameParameters) {
     Tree tree;
     parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
     EXPECT_ERROR(parallelize_module(tree, mesh, {{"head", colwise_parallel()}}), "'head'",
-                 "[Shard(0)]");
+                 "DeviceMesh((tp=2), cpu)");
   });
 }
 

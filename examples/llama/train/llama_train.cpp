@@ -9,9 +9,9 @@
 #include <optional>
 #include <string>
 
-#include "tessera/core/process.h"
 #include "examples/llama/start.h"
 #include "examples/llama/train/run.h"
+#include "tessera/core/process.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/recording.h"
 #include "tessera/training/step.h"

@@ -959,9 +959,9 @@ TrainOptions planned(TrainOptions o) {
     o.config = o.model + "/config.json";
     o.model.clear();
   }
-  for (std::string* file : {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf,
-                            &o.save_lora, &o.tensorboard, &o.output_dir, &o.trace,
-                            &o.trace_steps, &o.profile, &o.memory_report}) {
+  for (std::string* file :
+       {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf, &o.save_lora,
+        &o.tensorboard, &o.output_dir, &o.trace, &o.trace_steps, &o.profile, &o.memory_report}) {
     file->clear();
   }
   o.merge_lora = false;
