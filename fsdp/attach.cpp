@@ -12,8 +12,8 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 
 namespace tessera::fsdp {
 

@@ -127,22 +127,14 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
                "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
 }
 
-}  // namespace tessera::nn
-
-namespace c10 {
-class Error;
-}
-
-namespace tessera::nn {
-
-/// A hint for a libtorch error in the module `fqn` below `root`: about a tensor on the meta device,
-/// or about a buffer with another floating-point type than the parameters have now, because mixed
-/// precision casts no buffers. "" if none applies.
-std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn);
-
 // Hints for errors of libtorch.
 
 namespace {
+
+/// Parameters and buffers have storage: the outermost call has checked that.
+constexpr const char* kKeptFromConstructor =
+    "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
+    "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -164,13 +156,12 @@ bool is_around(const std::string& buffer, const std::string& module) {
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-}  // namespace
-
+/// A hint for a libtorch error in the module `fqn` below `root`: about a tensor on the meta device,
+/// or about a buffer with another floating-point type than the parameters have now, because mixed
+/// precision casts no buffers. "" if none applies.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
-  // Parameters and buffers have storage: the outermost call has checked that.
-  if (std::string text = error.msg(); text.find("meta") != std::string::npos) {
-    return "; a tensor on the meta device was kept from the constructor, before nn::to_empty made "
-           "the parameters anew: keep the nn::Parameter or the slot, and read it in forward";
+  if (error.msg().find("meta") != std::string::npos) {
+    return kKeptFromConstructor;
   }
   if (error.msg().find("type") == std::string::npos) {
     return "";
@@ -197,6 +188,8 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
   }
   return "";
 }
+
+}  // namespace
 
 // The module.
 
@@ -521,6 +514,16 @@ void ModuleBase::check_called() const {
   TESSERA_CHECK(running_calls_ > 0 || (hooks_.before.empty() && hooks_.after.empty()),
                 "forward of a ", name(), " was called as m.forward(x), but the module has hooks, ",
                 "which that skips; call it as m(x), or (*m)(x) of a pointer");
+}
+
+bool ModuleBase::has_meta(TensorList tensors) {
+  return std::ranges::any_of(
+      tensors, [](const at::Tensor* tensor) { return tensor->defined() && tensor->is_meta(); });
+}
+
+void ModuleBase::check_meta_inputs(TensorList inputs) const {
+  TESSERA_CHECK(has_meta(inputs), "forward of a ", name(), " returned a tensor on the meta device",
+                kKeptFromConstructor);
 }
 
 void ModuleBase::rethrow_named() const {

@@ -14,9 +14,9 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/tensors.h"
-#include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/engine.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/gradients.h"

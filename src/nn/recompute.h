@@ -26,9 +26,9 @@
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/threads.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/threads.h"
 #include "tessera/nn/checkpoint.h"
 
 namespace tessera::nn::detail {

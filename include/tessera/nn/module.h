@@ -170,6 +170,10 @@ class ModuleBase : public torch::nn::Module {
   /// For exception handlers: rethrows the current exception. An Error, or an exception of libtorch,
   /// then names this module and its FSDP unit, unless a module inside has added its name before.
   [[noreturn]] void rethrow_named() const;
+  /// For a call that returned a tensor on the meta device. Throws Error unless an input was on it:
+  /// then forward has read a tensor that its constructor kept.
+  void check_meta_inputs(TensorList inputs) const;
+  static bool has_meta(TensorList tensors);
   /// Whether fqn() is known, after the module of the outermost call has named its tree.
   bool is_in_a_tree() const;
 
@@ -183,6 +187,7 @@ class ModuleBase : public torch::nn::Module {
     CallScope(const CallScope&) = delete;
     CallScope& operator=(const CallScope&) = delete;
     ~CallScope();
+    bool is_outermost() const { return call_.outer == nullptr; }
 
    private:
     detail::RunningCall call_;
@@ -267,7 +272,15 @@ class Module : public ModuleBase {
     const CallScope call(*this);
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
     try {
-      return call_either(arguments);
+      if constexpr (std::is_void_v<decltype(call_either(arguments))>) {
+        call_either(arguments);
+      } else {
+        auto result = call_either(arguments);
+        if (call.is_outermost() && has_meta(collect_tensors(result))) {
+          this->check_meta_inputs(collect_tensors(arguments));
+        }
+        return result;
+      }
     } catch (...) {
       this->rethrow_named();
     }
