@@ -108,50 +108,59 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Adds the collectives since the last event to the module that ran.
-class TrafficByModule final : public observe::ActivityListener {
+/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's gradient arrived last. Adds hooks to the
+/// model that stay.
+class TrafficByModule {
  public:
-  explicit TrafficByModule(comm::TrafficCounter& counter) : counter_(counter) {}
-
+  TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
+    nn::visit_modules(model, [this](const std::string& fqn, nn::ModuleBase& module) {
+      const std::string name = pattern_of(fqn);
+      module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
+        count();
+        running_.push_back(name);
+        backward_.reset();
+      });
+      module.add_forward_hook([this, name](auto&, nn::TensorList, nn::TensorList outputs) {
+        for (const at::Tensor* output : outputs) {
+          if (output->requires_grad()) {
+            output->register_hook([this, name](const at::Tensor&) {
+              count();
+              backward_ = name;
+            });
+          }
+        }
+      });
+      module.add_always_hook([this] {
+        count();
+        running_.pop_back();
+      });
+    });
+  }
   void begin() { last_ = counter_.table(); }
   std::vector<ModuleTraffic> end() {
-    add_since_last();
+    count();
     return std::move(modules_);
   }
 
  private:
-  struct Running {
-    std::string module;
-    bool backward = false;
-  };
-
-  void entered(observe::Activity activity, const std::string& name) override {
-    add_since_last();
-    const bool in_backward = !running_.empty() && running_.back().backward;
-    running_.push_back({pattern_of(name), in_backward || activity == observe::Activity::kBackward});
-  }
-  void left() override {
-    add_since_last();
-    running_.pop_back();
-  }
-
-  void add_since_last() {
-    const Running running = running_.empty() ? Running{} : running_.back();
+  /// Adds the collectives since the last event.
+  void count() {
+    const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
     for (const auto& [key, traffic] : counter_.since(last_)) {
       if (traffic.calls > 0) {
-        add(running, key.first, key.second, traffic);
+        add(module, running_.empty() && backward_, key.first, key.second, traffic);
       }
     }
     last_ = counter_.table();
   }
-  void add(const Running& running, const std::string& group, const std::string& collective,
-           const comm::Traffic& traffic) {
+  void add(const std::string& module, bool backward, const std::string& group,
+           const std::string& collective, const comm::Traffic& traffic) {
     auto row = std::ranges::find_if(modules_, [&](const ModuleTraffic& each) {
-      return each.module == running.module && each.backward == running.backward &&
-             each.group == group && each.collective == collective;
+      return each.module == module && each.backward == backward && each.group == group &&
+             each.collective == collective;
     });
     if (row == modules_.end()) {
-      row = modules_.insert(row, {running.module, running.backward, group, collective, {}});
+      row = modules_.insert(row, {module, backward, group, collective, {}});
     }
     row->traffic.calls += traffic.calls;
     row->traffic.bytes += traffic.bytes;
@@ -159,7 +168,8 @@ class TrafficByModule final : public observe::ActivityListener {
 
   comm::TrafficCounter& counter_;
   comm::TrafficTable last_;
-  std::vector<Running> running_;
+  std::vector<std::string> running_;     ///< forwards, the innermost last
+  std::optional<std::string> backward_;  ///< whose output's gradient arrived last
   std::vector<ModuleTraffic> modules_;
 };
 
@@ -175,18 +185,13 @@ planning::RunPlan plan_llama(const TrainOptions& options,
 }
 
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
-  observe::MemoryLog log({.reserve_only = true});
   const kernels::FakeMode fake;
   const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
   const planning::Run run = planned_run(options, world);
-  observe::ModuleWatch watch(*run.model);
-  TrafficByModule traffic(world->traffic());
-  watch.add(traffic);
-  log.begin_step([] { return std::string(); });
+  TrafficByModule traffic(*run.model, world->traffic());
   run.step();
-  log.begin_step([] { return std::string(); });
+  traffic.end();
   traffic.begin();
-  const observe::ModuleWatch::Scope scope(watch);
   run.step();
   return traffic.end();
 }
