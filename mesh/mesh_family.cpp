@@ -1,14 +1,9 @@
 // See mesh_family.h.
 #include "mesh_family.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
-
-#include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
@@ -81,10 +76,10 @@ const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector
   return slot.get();
 }
 
-/// One name means one list of dimensions for all slices of a root. Those that were flattened before
-/// count as what they were made of, so that one name may be reached over several ways.
-void DeviceMesh::Family::remember_flattened(const Impl* root, const std::string& name,
-                                            const std::vector<std::string>& dims) {
+/// One name means one list of dimensions for all slices of a root. Dimensions that were flattened
+/// before count as those that they consist of.
+std::vector<std::string> DeviceMesh::Family::remember_flattened(
+    const Impl* root, const std::string& name, const std::vector<std::string>& dims) {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> all;
   for (const std::string& dim : dims) {
@@ -92,10 +87,8 @@ void DeviceMesh::Family::remember_flattened(const Impl* root, const std::string&
     std::ranges::copy(inner == flattened_.end() ? std::vector{dim} : inner->second,
                       std::back_inserter(all));
   }
-  const auto [known, added] = flattened_.emplace(std::pair(root, name), all);
-  TESSERA_CHECK(added || known->second == all, "flatten: the name '", name,
-                "' already stands for the dimensions ",
-                fmt::format("{}", fmt::join(known->second, ", ")), "; choose another name");
+  const auto known = flattened_.emplace(std::pair(root, name), all).first;
+  return known->second == all ? std::vector<std::string>{} : known->second;
 }
 
 std::vector<std::string> DeviceMesh::Family::flattened_dims(const Impl* root,

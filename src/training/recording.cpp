@@ -183,6 +183,10 @@ StepRange Recording::steps_to_trace(std::int64_t done, bool is_main) const {
 }
 
 Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
+  for (std::filesystem::path* file :
+       {&options_.trace, &options_.profile, &options_.memory_report}) {
+    *file = files::absolute_path(*file);  // written at the end, perhaps after a chdir()
+  }
   if (!options_.memory_report.empty()) {
     memory_ = std::make_unique<MemoryWatch>(options_.device);
   }

@@ -50,6 +50,21 @@ void WriteSharded(const std::filesystem::path& folder, const Tensors& tensors) {
   WriteFile(folder / "model.safetensors.index.json", "{\"weight_map\": {" + map + "}}");
 }
 
+TEST(LoadNames, NamesThePairThatRemovesAPrefix) {
+  TemporaryFolder folder;
+  Tensors wrapped;
+  for (const auto& [name, tensor] : Values()) {
+    wrapped["module." + name] = tensor;
+  }
+  WriteModel(folder / "model.safetensors", wrapped);
+  Net net;
+  EXPECT_ERROR(load_hugging_face(net, folder.path()), R"({"module.**", "**"})");
+  load_hugging_face(net, folder.path(), {.names = {{"module.**", "**"}}});
+  ExpectEqual(LocalValues(net), Values());
+  WriteModel(folder / "model.safetensors", ForeignValues());
+  EXPECT_ERROR(load_hugging_face(net, folder.path()), "HuggingFaceOptions::names");
+}
+
 TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", ForeignValues());

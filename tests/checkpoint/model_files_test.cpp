@@ -50,6 +50,25 @@ TEST_F(ModelFilesTest, OpensTheShardsOfAnIndex) {
   EXPECT_EQ(files.tensors().at("b")->path().filename(), "2.safetensors");
 }
 
+// As an incomplete download leaves in the cache of Hugging Face.
+TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
+  for (const std::string name : {kSingleFile, kIndexFile, "1.safetensors"}) {
+    const TemporaryFolder folder;
+    if (name == "1.safetensors") {
+      WriteFile(folder / kIndexFile, R"({"weight_map": {"a": "1.safetensors"}})");
+    }
+    std::filesystem::create_symlink("../../blobs/gone", folder / name);
+    EXPECT_ERROR(ModelFiles(folder.path()), name, "../../blobs/gone");
+  }
+}
+
+TEST_F(ModelFilesTest, NamesAGitLfsPointer) {
+  WriteFile(folder_ / kSingleFile,
+            "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') +
+                "\nsize 123456789\n");
+  Refuses("git lfs pull");
+}
+
 TEST_F(ModelFilesTest, NeedsNoTotalSize) {
   Shard("1.safetensors", "a");
   for (const std::string metadata : {"{}", "null", "{\"total_size\":4.0}"}) {

@@ -34,11 +34,21 @@ class Optimizer {
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`,
   /// with which a GradScaler divides by its scale, in the type of the update: fp32 where parameters
   /// are narrower. The gradients' values are not specified afterwards: call zero_grad().
-  void step(double gradient_factor = 1.0) { update(gradient_factor); }
+  /// The first step compares gradients that must be copies: on a mesh (dp, tp), those of a parameter
+  /// on mesh["tp"] for each coordinate of dp. It is collective over the root meshes of distributed
+  /// parameters, and throws Error if copies differ, because nothing sums them. With TESSERA_DEBUG=1
+  /// every step compares.
+  void step(double gradient_factor = 1.0) {
+    check_copies();
+    update(gradient_factor);
+  }
   /// The same with a factor that is on a device, such as ClipFactor::factor: plain, 0-d, and the
   /// same on every rank. Each product is rounded to the type of the gradient, as clip_grad_norm_()
   /// rounds it. The host does not wait for it.
-  void step(const at::Tensor& gradient_factor) { update_scaled(gradient_factor); }
+  void step(const at::Tensor& gradient_factor) {
+    check_copies();
+    update_scaled(gradient_factor);
+  }
   /// Drops the gradients, and those that FSDP has accumulated but not reduced. Not collective.
   void zero_grad();
   /// Each once; for clip_grad_norm_.
@@ -54,6 +64,9 @@ class Optimizer {
   virtual void update(double gradient_factor) = 0;
   /// Multiplies the gradients in place first.
   virtual void update_scaled(const at::Tensor& gradient_factor);
+  void check_copies();
+
+  bool compared_ = false;
 };
 
 /// The state, named by the parameter's FQN: "model.norm.weight.exp_avg". Not collective. Throws

@@ -138,6 +138,38 @@ void compare(const Match& match, Mismatch& mismatch) {
   }
 }
 
+/// What to do about names that do not fit. If a prefix alone makes the difference, as "module." of
+/// a state_dict that a wrapper has saved, the pair of names that removes it.
+std::string advice(const Mismatch& mismatch, bool nothing_fits, const HuggingFaceOptions& options) {
+  if (!options.names.empty()) {
+    return ": correct the pairs of names";
+  }
+  const auto starts_for = [](const std::string& longer, const std::string& shorter) {
+    return longer.ends_with("." + shorter)
+               ? longer.substr(0, longer.size() - shorter.size())
+               : std::string();
+  };
+  for (const std::string& here : mismatch.missing) {
+    for (const std::string& there : mismatch.unexpected) {
+      if (const std::string prefix = starts_for(there, here); !prefix.empty()) {
+        return fmt::format(
+            ": the names in the files begin with '{}': pass HuggingFaceOptions{{.names = "
+            "{{{{\"{}**\", \"**\"}}}}}}",
+            prefix, prefix);
+      }
+      if (const std::string prefix = starts_for(here, there); !prefix.empty()) {
+        return fmt::format(
+            ": the names of the model begin with '{}': pass HuggingFaceOptions{{.names = "
+            "{{{{\"**\", \"{}**\"}}}}}}",
+            prefix, prefix);
+      }
+    }
+  }
+  return nothing_fits ? ": no name in the files is a name of the model: pass pairs of names in "
+                        "HuggingFaceOptions::names, or the folder of this model"
+                      : ": use the config.json that belongs to these weights";
+}
+
 std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& files,
                              const HuggingFaceOptions& options) {
   const std::map<std::string, FileTensor> in_files = renamed_tensors(files, options);
@@ -176,8 +208,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   TESSERA_CHECK(mismatch.empty(), "the weights in '", files.folder().string(),
                 "' do not fit the model", listed("missing", mismatch.missing),
                 listed("unexpected", mismatch.unexpected), listed("different", mismatch.different),
-                options.names.empty() ? ": use the config.json that belongs to these weights"
-                                      : ": correct the pairs of names");
+                advice(mismatch, matches.empty(), options));
   return matches;
 }
 

@@ -74,6 +74,16 @@ Index read_index(const std::filesystem::path& path) {
   }
 }
 
+/// As an incomplete download leaves in the cache of Hugging Face.
+void check_link(const std::filesystem::path& path) {
+  std::error_code error;
+  TESSERA_CHECK(!std::filesystem::is_symlink(path, error) || std::filesystem::exists(path, error),
+                "'", path.string(), "' is a symbolic link to '",
+                std::filesystem::read_symlink(path, error).string(),
+                "', which is not there: download the model again (hf download), or correct the "
+                "link");
+}
+
 /// The file to open for a shard: a link is followed only from a snapshot of a Hugging Face cache
 /// into the blobs of the same model.
 std::filesystem::path shard_path(const std::filesystem::path& folder, const std::string& name) {
@@ -82,6 +92,7 @@ std::filesystem::path shard_path(const std::filesystem::path& folder, const std:
   if (!std::filesystem::is_symlink(path, error)) {
     return path;
   }
+  check_link(path);
   const auto target = std::filesystem::canonical(path, error);
   const auto snapshot = std::filesystem::canonical(folder, error);
   // In that cache a snapshot is a folder of links, models--NAME/snapshots/REVISION/FILE to
@@ -109,6 +120,9 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
                 folder.string(), "' has ", kAdapterConfig,
                 ", by which other programs load the adapter and the model that it names instead: "
                 "give a folder without, or move the adapter away");
+  for (const char* name : {kSingleFile, kIndexFile}) {
+    check_link(folder / name);
+  }
   const bool single = std::filesystem::exists(folder / kSingleFile);
   if (!single) {
     refuse_torch_checkpoint(folder);

@@ -7,8 +7,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <span>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -20,9 +18,10 @@
 #include "step/dropout_calls.h"
 #include "step/objects.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/copy_check.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -59,36 +58,40 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       "ranks");
 }
 
-/// One line for each parameter that is on no mesh: its name, and a checksum of its values. Copies
-/// of parameters on a mesh are equal by how they are trained; nothing keeps these equal.
-std::string plain_values(const nn::ModuleBase& model) {
-  std::string lines;
-  for (const NamedParameter& each : parameter_names(model)) {
-    const at::Tensor& tensor = each.slot->persistent();
-    if (tessera::is_distributed(tensor)) {
+/// What ranks must have equal copies of: parameters and the optimizer's state. Buffers may differ,
+/// such as the statistics of a norm.
+std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model,
+                                                     const std::vector<StateEntry>& entries) {
+  std::set<std::string> buffers;
+  for (const NamedParameter& each : saved_slots(model)) {
+    if (each.is_buffer) {
+      buffers.insert(each.names.front());
+    }
+  }
+  std::set<const void*> known;  // parts of a fused parameter are entries of one tensor
+  std::vector<nn::detail::CopiedTensor> tensors;
+  for (const StateEntry& entry : entries) {
+    if (buffers.contains(entry.names.front()) ||
+        !known.insert(entry.tensor.unsafeGetTensorImpl()).second) {
       continue;
     }
-    const at::Tensor host = tensor.detach().cpu().contiguous();
-    const std::span bytes(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
-    lines += fmt::format("{} {:08x}\n", each.names.front(), detail::crc32c(bytes));
+    const bool is_counter = !entry.is_parameter && !tessera::is_distributed(entry.tensor) &&
+                            tessera::is_distributed(entry.slot->persistent());
+    tensors.push_back({.name = fmt::format("{}'{}'", entry.is_parameter ? "parameter " : "",
+                                           entry.names.front()),
+                       .slot = entry.slot.get(),
+                       .values = local_tensor(entry.tensor).detach(),
+                       .same_for_all_parts = is_counter,
+                       .rounded = tessera::is_distributed(entry.tensor)});
   }
-  return lines;
+  return tensors;
 }
 
-/// A file holds one value of a parameter: rank 0's would be saved, and the others lost.
-void check_same_values(comm::Communicator& hosts, const std::string& own) {
-  const std::vector<std::string> all = comm::texts_that_differ(hosts, own);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    std::istringstream first(all[0]), other(all[rank]);
-    std::string name, sum, other_name, other_sum;
-    while (first >> name >> sum && other >> other_name >> other_sum) {
-      TESSERA_CHECK(name == other_name && sum == other_sum, "parameter '", name,
-                    "' is on no mesh and has other values on rank ", rank,
-                    " than on rank 0, but a checkpoint holds one tensor under that name: put it in "
-                    "a unit of fsdp::fully_shard or fsdp::replicate, which keep its copies equal, "
-                    "or make them equal before saving");
-    }
-  }
+/// A file holds one value of a tensor: copies that differ would be saved as a mixture.
+void check_copies(comm::Communicator& hosts,
+                  const std::vector<nn::detail::CopiedTensor>& tensors) {
+  nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, tensors,
+                           {.what = "checkpoint::save"});
 }
 
 /// Notes the mesh of the first tensor that is on one, for information.
@@ -132,7 +135,8 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
                           std::int64_t step, const StateDict& state, const SaveOptions& options) {
   PreparedSave prepared{StepFolder(dir, step, options.run_id), options.keep, {}, {}};
   std::int64_t own = 0;
-  std::string own_states, own_values;
+  std::string own_states;
+  std::vector<nn::detail::CopiedTensor> copied;
   run_or_fail_on_all(hosts, [&] {
     check_arguments(step, state, options);
     check_filled(saved_slots(state.model));
@@ -150,10 +154,10 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
     set_tensors(prepared.manifest, entries, plan);
     add_stateful(prepared.manifest, state);
     own_states = own_rank_states(state.rank_states).dump();
-    own_values = hosts.size() > 1 ? plain_values(state.model) : "";
+    copied = copied_tensors(state.model, entries);
   });
   check_same_plan(hosts, own);
-  check_same_values(hosts, own_values);
+  check_copies(hosts, copied);
   if (!state.rank_states.empty()) {
     prepared.manifest.rank_states =
         rank_state_lists(comm::gather_texts(hosts, c10::kCPU, own_states));

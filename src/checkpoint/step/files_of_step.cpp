@@ -7,6 +7,7 @@
 
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 
@@ -20,6 +21,9 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
         detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
                        error.message(), ": copy the whole folder, or load another step"),
         error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
+  }
+  if (found != record.bytes) {
+    const files::InputFile refuses_lfs_pointers(path, "a file of a step", Symlinks::kRefuse);
   }
   TESSERA_CHECK(found == record.bytes, "'", path.string(), "' has ", found,
                 " bytes, but the manifest says ", record.bytes,

@@ -1,6 +1,7 @@
 #include "step/objects.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <exception>
 
@@ -28,6 +29,16 @@ bool survives_text(const json& state) {
   } catch (const Error&) {
     return false;
   }
+}
+
+/// The path of the first number that is NaN or infinite: "/loss/0"; "" for none.
+std::string path_of_nonfinite(const json& state) {
+  for (const auto& [path, value] : state.flatten().items()) {
+    if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+      return path.empty() ? "/" : path;
+    }
+  }
+  return "";
 }
 
 template <class Object>
@@ -108,6 +119,9 @@ std::string names_of_objects(const StateDict& state) {
 }
 
 void check_storable(const json& state, const std::string& what) {
+  const std::string nonfinite = path_of_nonfinite(state);
+  TESSERA_CHECK(nonfinite.empty(), what, ": the number at '", nonfinite,
+                "' is NaN or infinite, which JSON cannot hold: save finite numbers, or a text");
   TESSERA_CHECK(
       survives_text(state), what,
       " would be read as other than it was saved: use finite numbers, texts in UTF-8, and at "

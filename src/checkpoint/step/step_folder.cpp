@@ -173,9 +173,9 @@ bool lacks_manifest(const fs::path& folder) {
   return fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found;
 }
 
-StepFolder::StepFolder(fs::path dir, std::int64_t step, std::string run_id)
+StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_id)
     : step_(step),
-      dir_(std::move(dir)),
+      dir_(files::absolute_path(dir)),
       path_(dir_ / step_folder_name(step)),
       run_id_(std::move(run_id)) {}
 

@@ -25,7 +25,8 @@ std::string quoted_run(const std::string& run_id);
 /// The folder of a step that is being saved.
 class StepFolder {
  public:
-  StepFolder(std::filesystem::path dir, std::int64_t step, std::string run_id);
+  /// A relative `dir` is below the working directory of now, also after a later chdir().
+  StepFolder(const std::filesystem::path& dir, std::int64_t step, std::string run_id);
 
   const std::filesystem::path& path() const { return path_; }
 

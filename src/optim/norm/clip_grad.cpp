@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <map>
-#include <memory>
 #include <optional>
 #include <utility>
 
@@ -18,10 +16,8 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slot_keeper.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::optim {
 namespace {
@@ -102,60 +98,6 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
 }
 
-// Gradients of plain parameters beside those of distributed ones: in a model with only some modules
-// sharded, each rank has its own gradients of the others, and the ranks would drift apart.
-
-/// Attached to modules whose gradients were compared.
-struct Compared {};
-
-bool is_new(const nn::ParameterSlot& slot) {
-  return slot.owners().empty() || slot.owners().front().module->attached<Compared>() == nullptr;
-}
-
-void note_compared(const nn::ParameterSlot& slot) {
-  if (is_new(slot) && !slot.owners().empty()) {
-    slot.owners().front().module->attach(std::make_shared<Compared>());
-  }
-}
-
-bool is_plain(const nn::ParameterSlot& slot) {
-  const at::Tensor& parameter = slot.persistent();
-  return !tessera::is_distributed(parameter) && parameter.requires_grad() && !parameter.is_meta() &&
-         !slot.distinct_along();
-}
-
-/// Throws Error, on all ranks of `joint`, unless the gradients of plain parameters are equal there:
-/// they are not summed for a module in no unit and no plan. Runs once a module, since it waits for
-/// the device, and only if `norm`, that of all gradients, is finite: other values are the caller's
-/// to handle. Collective then, between the hosts. All ranks have the same plain parameters, with
-/// gradients or without.
-void check_plain_gradients(const std::vector<nn::SlotPtr>& parameters, const DeviceMesh& joint,
-                           const at::Tensor& norm) {
-  if (!joint || joint.size() == 1) {
-    return;
-  }
-  std::vector<nn::SlotPtr> plain;
-  std::ranges::copy_if(parameters, std::back_inserter(plain),
-                       [](const nn::SlotPtr& slot) { return is_plain(*slot) && is_new(*slot); });
-  if (plain.empty() || !std::isfinite(norm.item<double>())) {
-    return;
-  }
-  std::vector<detail::Replica> gradients;
-  for (const nn::SlotPtr& slot : plain) {
-    gradients.push_back(
-        {detail::concat("the gradient of ", nn::describe(*slot)), slot->persistent().grad()});
-  }
-  detail::check_replicas(
-      detail::peers_of(joint), gradients, detail::Equality::kRounded,
-      detail::concat("a norm of gradients on ", to_string(joint)),
-      "it is plain, and nobody sums it over the ranks: give its module to fsdp::fully_shard, "
-      "fsdp::replicate or parallelize_module, sum it yourself before, or, where each rank has "
-      "another (experts), say so with ParameterSlot::set_distinct_along()");
-  for (const nn::SlotPtr& slot : plain) {
-    note_compared(*slot);
-  }
-}
-
 /// The value is the same on every rank, so that all throw or none.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
@@ -163,10 +105,6 @@ kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     std::optional<double> max_norm = std::nullopt) {
   kernels::NormAndFactor total = total_norm(terms, options.norm_type, max_norm);
   const at::Tensor& norm = total.norm;
-  // Parameters of other ranks may be others (pipeline stages).
-  if (!options.over && options.distinct_along.empty()) {
-    check_plain_gradients(parameters, terms.joint, norm);
-  }
   if (options.error_if_nonfinite) {
     const auto value = norm.item<double>();
     TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",
@@ -192,6 +130,7 @@ std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
   const comm::CallerScope caller("clip_grad_norm_");
   const c10::AutoGradMode no_grad(false);
   GradTerms terms = collect_grads(parameters, options);
+  check_gradient_copies(parameters, "clip_grad_norm_", options);
   kernels::NormAndFactor total = checked_norm(terms, parameters, options, max_norm);
   return {std::move(terms), std::move(total)};
 }

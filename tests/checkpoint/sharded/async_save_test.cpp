@@ -53,6 +53,21 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
   EXPECT_EQ(ExpectLoads(dir.path(), 3), 1);
 }
 
+TEST(AsyncSave, GoesBelowTheWorkingDirectoryOfTheCall) {
+  const TemporaryFolder dir, other;
+  const auto before = std::filesystem::current_path();
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1}, 3);
+    std::filesystem::current_path(dir.path());
+    SaveFuture pending = async_save(*rank.world(), "run", 1, state.dict());
+    std::filesystem::current_path(other.path());
+    pending.wait();
+  });
+  std::filesystem::current_path(before);
+  EXPECT_EQ(ExpectLoads(dir.path() / "run", 3), 1);
+  EXPECT_TRUE(other.files().empty());
+}
+
 TEST(AsyncSave, EachWaitsForTheOneBefore) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
