@@ -9,7 +9,6 @@
 #include "tessera/checkpoint/find_step.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/checkpoint/object_store.h"
 #include "tessera/checkpoint/runs.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/state_dict.h"

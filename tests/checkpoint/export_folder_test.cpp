@@ -137,5 +137,55 @@ TEST(ExportFolder, WritesTheTypeOfTheWeightsToTheConfiguration) {
   EXPECT_EQ(config, "{\n  \"b\": 1,\n  \"torch_dtype\": \"float32\"\n}\n");
 }
 
+TEST(ConfigChange, IsNoneWhereDefaultsAreSpelledOutOrTokensAdded) {
+  const std::string plain =
+      R"({"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 5e5, "eos_token_id": 2})";
+  const std::string rewritten =
+      R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+          "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "mlp_bias": false,
+          "attention_bias": false, "attention_dropout": 0.0, "hidden_act": "silu",
+          "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+          "tie_word_embeddings": false, "pad_token_id": 0, "eos_token_id": [2, 3]})";
+  EXPECT_EQ(config_change(plain, rewritten), "");
+  EXPECT_EQ(config_change(rewritten, plain), "");
+  const auto change = [&](const std::string& more) {
+    return config_change(plain, plain.substr(0, plain.size() - 1) + ", " + more + "}");
+  };
+  EXPECT_EQ(change(R"("head_dim": 32)"), "\"head_dim\" is 32 instead of 16");
+  EXPECT_EQ(change(R"("attention_bias": true)"), "\"attention_bias\" is true instead of false");
+  EXPECT_CONTAINS(change(R"("rope_scaling": {"type": "linear", "factor": 2})"),
+                  "\"rope_scaling\" is {\"factor\":2,\"rope_type\":\"linear");
+  EXPECT_EQ(change(R"("vocab_size": 3)"), "\"vocab_size\" is 3 instead of null");
+}
+
+TEST(ConfigChange, KnowsWindowsThatAreNotUsed) {
+  EXPECT_EQ(config_change(R"({"model_type": "qwen2", "sliding_window": 16, "max_window_layers": 2,
+                              "use_sliding_window": false})",
+                          R"({"model_type": "qwen2", "sliding_window": null,
+                              "layer_types": ["full_attention"]})"),
+            "");
+  EXPECT_EQ(config_change(R"({"model_type": "mistral"})",
+                          R"({"model_type": "mistral", "sliding_window": null})"),
+            "\"sliding_window\" is null instead of 4096");
+}
+
+/// Embedding and head under a Llama's names.
+class Tables : public nn::Module<Tables> {
+ public:
+  class Body : public nn::Module<Body> {
+   public:
+    Body() { register_module("embed_tokens", std::make_shared<nn::Embedding>(11, 5)); }
+  };
+  explicit Tables(float last_of_head) {
+    register_module("model", std::make_shared<Body>());
+    register_module("lm_head", std::make_shared<nn::Linear>(5, 11, nn::LinearOptions{false}));
+    for (const auto& [name, slot] : named_slots()) {
+      at::Tensor values = at::arange(55, at::kFloat).view({11, 5});
+      values[10][4] = name == "lm_head.weight" ? last_of_head : 54;
+      slot->set(values);
+      slot->set_initialized(true);
+    }
+  }
+
 }  // namespace
 }  // namespace tessera::checkpoint

@@ -26,8 +26,8 @@ void check_flags_of_begin(const Json& saved, const training::Checkpointer& check
   const std::string change = adapters_change(saved, options);
   TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
                 "': ", change,
-                "; give the same, or begin with its weights by --model: tessera-ckpt export-hf "
-                "writes them, and of a step with adapters llama_train --save-hf --merge-lora");
+                "; give the same, or begin with its weights by --model: llama_train --steps 0 --resume "
+                "--save-hf DIR writes them, and of a step with adapters --merge-lora as well");
   const std::string of_optimizer =
       checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
   TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,

@@ -90,21 +90,6 @@ void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem:
 /// Throws what that would throw, before a long training. Makes nothing. Not collective.
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 
-/// Writes the weights of a step as such a folder, without ranks and without a model, with at most a
-/// few blocks of 8 MiB in memory (and the embedding, where `config_json` ties it to a head that the
-/// step has as well: the two are compared). Floating-point weights are converted to `dtype`. Of a
-/// step with averages (optim::Ema) the weights are written, with a warning. The step may
-/// also be a folder of shards that PyTorch's HuggingFaceStorageWriter wrote. Replaces an older
-/// export as save_hugging_face() does. `beside`: what copy_beside_weights() copies; none: what the
-/// folder has stays. Throws Error as those do, for a step that is not valid or whose bytes differ
-/// from those written, and for a configuration that does not match the step's entry "model", if it
-/// has one (see config_change()). The folder is then unchanged.
-void export_hugging_face(const std::filesystem::path& step, const std::filesystem::path& folder,
-                         const std::string& config_json, c10::ScalarType dtype = c10::kFloat,
-                         const Progress& progress = {},
-                         const std::optional<FilesBesideWeights>& beside = {},
-                         std::int64_t max_shard_bytes = std::int64_t{5} << 30);
-
 /// How the model of a configuration differs from that of another, both JSON objects: the first key
 /// whose value computes something else, `"key" is 1 instead of 2`. Empty if none does: types of
 /// weights, names of versions and the tokens that begin and end texts don't count, and a missing or

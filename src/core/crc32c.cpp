@@ -1,0 +1,66 @@
+#include "tessera/core/detail/crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace tessera::detail {
+namespace {
+
+/// The polynomial, with the coefficient of x^31 in the lowest bit.
+constexpr std::uint32_t kPolynomial = 0x82f63b78;
+
+/// The remainder of each byte.
+constexpr std::array<std::uint32_t, 256> kTable = [] {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
+    std::uint32_t crc = byte;
+    for (int bit = 0; bit < 8; ++bit) {
+      crc = (crc >> 1) ^ ((crc & 1U) != 0 ? kPolynomial : 0);
+    }
+    table[byte] = crc;
+  }
+  return table;
+}();
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes,
+                                                               std::uint32_t before) {
+  std::uint64_t crc = ~before;
+  for (; bytes.size() >= sizeof(std::uint64_t); bytes = bytes.subspan(sizeof(std::uint64_t))) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data(), sizeof(word));
+    crc = _mm_crc32_u64(crc, word);
+  }
+  auto last = static_cast<std::uint32_t>(crc);
+  for (const std::byte byte : bytes) {
+    last = _mm_crc32_u8(last, static_cast<std::uint8_t>(byte));
+  }
+  return ~last;
+}
+#endif
+
+}  // namespace
+
+std::uint32_t crc32c_by_table(std::span<const std::byte> bytes, std::uint32_t before) {
+  std::uint32_t crc = ~before;
+  for (const std::byte byte : bytes) {
+    crc = (crc >> 8) ^ kTable[(crc ^ static_cast<std::uint32_t>(byte)) & 0xffU];
+  }
+  return ~crc;
+}
+
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
+#if defined(__x86_64__)
+  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+  if (has_instruction) {
+    return by_instruction(bytes, before);
+  }
+#endif
+  return crc32c_by_table(bytes, before);
+}
+
+}  // namespace tessera::detail
