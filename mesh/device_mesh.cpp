@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "mesh_family.h"
-#include "rank_lists.h"
 #include "tessera/core/error.h"
 
 namespace tessera {

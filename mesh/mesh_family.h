@@ -1,9 +1,11 @@
 // Meshes of one world share a family: it owns all descriptions, so that slices and roots may point
-// to each other freely. Interning makes equality a comparison of pointers, which dtensor does with
-// each operator.
+// to each other. Equal meshes are one object, so that equality compares pointers: dtensor compares
+// meshes in each operator.
+
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tessera/core/mesh_shape.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera {
@@ -72,5 +75,18 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   // By root and name.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
 };
+
+
+/// The submesh through `coordinate` over `dims`, of the mesh of `shape` that holds `ranks`: its
+/// ranks, row-major in the order of `dims`.
+std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
+                               std::vector<std::int64_t> coordinate, const std::vector<int>& dims);
+
+/// The ranks of the product of `parts`, row-major in their order. `parts` are lists of ranks of
+/// `root`, each with `own` in it. The product has the ranks that are reached from `own` by one step
+/// within each list. Empty if the lists do not form a product: if a step leaves the root, or two
+/// lead to one rank.
+std::vector<int> product_through(const std::vector<int>& root,
+                                 const std::vector<std::vector<int>>& parts, int own);
 
 }  // namespace tessera

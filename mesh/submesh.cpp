@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "mesh_family.h"
-#include "rank_lists.h"
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
 

@@ -14,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-#include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/atomic_file.h"

@@ -3,7 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/core/error.h"
-#include "tessera/optim/ema.h"
+#include "tessera/optim/optimizer.h"
 #include "tessera/training/step.h"
 
 namespace tessera::training {

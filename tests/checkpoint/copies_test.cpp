@@ -10,7 +10,6 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/environment.h"
 #include "testing/files.h"

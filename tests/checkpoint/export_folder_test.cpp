@@ -1,8 +1,8 @@
-#include "checkpoint/hugging_face/export_folder.h"
+#include "checkpoint/export_folder.h"
 
 #include <optional>
 
-#include "checkpoint/hugging_face/model_files.h"
+#include "checkpoint/model_files.h"
 #include "faults/system_calls.h"
 #include "known_model.h"
 #include "testing/files.h"

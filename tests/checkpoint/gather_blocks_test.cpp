@@ -1,8 +1,8 @@
-#include "checkpoint/blocks/gather_blocks.h"
+#include "checkpoint/ranks.h"
 
 #include <numeric>
 
-#include "checkpoint/blocks/blocks.h"
+#include "checkpoint/format.h"
 #include "testing/distributed.h"
 
 namespace tessera::checkpoint {

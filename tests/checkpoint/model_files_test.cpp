@@ -1,4 +1,4 @@
-#include "checkpoint/hugging_face/model_files.h"
+#include "checkpoint/model_files.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "known_model.h"
-#include "tessera/checkpoint/adapter.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"

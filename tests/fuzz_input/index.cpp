@@ -1,6 +1,6 @@
 // model.safetensors.index.json, beside two shards that are valid.
 
-#include "checkpoint/hugging_face/model_files.h"
+#include "checkpoint/model_files.h"
 #include "fuzz_input/input.h"
 #include "fuzz_input/samples.h"
 

@@ -1,6 +1,6 @@
 // manifest.json, without its checksum, which no mutation would meet: it is added here.
 
-#include "checkpoint/step/manifest.h"
+#include "checkpoint/manifest.h"
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/step/shards_of_others.h"
+#include "checkpoint/step_files.h"
 #include "fuzz_input/input.h"
 #include "fuzz_input/samples.h"
 

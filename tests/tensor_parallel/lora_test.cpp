@@ -7,7 +7,7 @@
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

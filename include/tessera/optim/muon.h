@@ -56,7 +56,8 @@ class Muon : public GroupedOptimizer<MuonOptions> {
 
  private:
   class Exchange;
-  void update_shards(const std::vector<ShardUpdate>& shards, double factor) override;
+  void update_shards(const std::vector<ShardUpdate>& shards,
+                     const GradientFactor& gradient_factor) override;
   bool updates_without_gradient(const at::Tensor& parameter) const override;
   at::Tensor direction(const ShardUpdate& shard, double factor);
   at::Tensor orthogonal(const at::Tensor& matrix, std::size_t group) const;

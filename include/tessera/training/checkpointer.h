@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/async_save.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/world.h"
 #include "tessera/export.h"

@@ -5,7 +5,7 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 
 namespace tessera::fsdp {
 namespace {

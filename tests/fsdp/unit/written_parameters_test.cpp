@@ -7,7 +7,7 @@
 #include "fsdp/parameter_group/over_replicas.h"
 #include "fsdp/training/training.h"
 #include "tessera/nn/child.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,0 +1,280 @@
+// A save in the background holds the state as it was at the call, and its error reaches every rank.
+
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "checkpoint/heard_warnings.h"
+#include "faults/system_calls.h"
+#include "saved_state.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "testing/files.h"
+#include "testing/processes.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using testing::ErrorsOfRanks;
+using testing::SystemCallFault;
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+/// What a step of training does to the state: other values everywhere.
+void change(const SavedState& state) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, slot] : state.net.named_slots()) {
+    local_tensor(slot->persistent()).fill_(-1);
+  }
+  for (const auto& [name, tensor] : state.optimizer) {
+    local_tensor(tensor).fill_(-1);
+  }
+}
+
+TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
+  const TemporaryFolder dir;
+  RunRanks(4, [&](Rank& rank) {
+    SavedState state(rank, {2, 2}, 3);
+    SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
+    change(state);
+    const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
+    for (int step = 0; step < 20; ++step) {  // the program's collectives, among the save's
+      EXPECT_EQ(testing::full_tensor(weight).sum().item<float>(), -35.0F);
+    }
+    pending.wait();
+    EXPECT_TRUE(pending.done());
+    EXPECT_GT(pending.stall_seconds(), 0.0);
+  });
+  EXPECT_EQ(ExpectLoads(dir.path(), 3), 1);
+}
+
+TEST(AsyncSave, GoesBelowTheWorkingDirectoryOfTheCall) {
+  const TemporaryFolder dir, other;
+  const auto before = std::filesystem::current_path();
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1}, 3);
+    std::filesystem::current_path(dir.path());
+    SaveFuture pending = async_save(*rank.world(), "run", 1, state.dict());
+    std::filesystem::current_path(other.path());
+    pending.wait();
+  });
+  std::filesystem::current_path(before);
+  EXPECT_EQ(ExpectLoads(dir.path() / "run", 3), 1);
+  EXPECT_TRUE(other.files().empty());
+}
+
+TEST(AsyncSave, EachWaitsForTheOneBefore) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    SaveFuture pending;
+    EXPECT_TRUE(pending.done());
+    pending.wait();
+    for (const int step : {1, 2, 3}) {
+      SavedState state(rank, {2, 1}, step);
+      pending = async_save(*rank.world(), dir.path(), step, state.dict(), {.keep = 2});
+    }
+    SavedState state(rank, {2, 1}, 4);
+    save(*rank.world(), dir.path(), 4, state.dict());
+    EXPECT_TRUE(pending.done());
+  });
+  EXPECT_EQ(ExpectLoads(dir.path(), 4), 4);
+  ExpectLoads(dir / "step-00000002", 2);
+  EXPECT_FALSE(std::filesystem::exists(dir / "step-00000001"));
+}
+
+TEST(AsyncSave, RefusesAFaultyStateAtTheCall) {
+  const TemporaryFolder dir;
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    SavedState state(rank, {2, 1});
+    if (rank.rank() == 1) {
+      state.net.head->slot("weight")->set_initialized(false);
+    }
+    static_cast<void>(async_save(*rank.world(), dir.path(), 1, state.dict()));
+  });
+  EXPECT_CONTAINS(errors, "parameter 'head.weight' was never filled");
+  EXPECT_TRUE(dir.files().empty());
+}
+
+TEST(AsyncSave, ThrowsItsErrorFromTheNextSaveOnAllRanks) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1);
+  const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard-00003", "pwrite:1:EIO");
+  std::vector<std::string> at_wait(4);
+  const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
+    SavedState state(rank, {2, 2}, 2);
+    SaveFuture pending = async_save(*rank.world(), dir.path(), 2, state.dict());
+    if (rank.rank() > 0) {
+      at_wait[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { pending.wait(); });
+    }
+    save(*rank.world(), dir.path(), 3, state.dict());
+  });
+  EXPECT_CONTAINS(errors[0], "step-00000002/shard-00003");
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(errors[rank], errors[0]);
+    EXPECT_EQ(at_wait[rank], rank == 0 ? "" : errors[0]);
+  }
+  EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
+}
+
+TEST(AsyncSave, ContinuesOnceEveryRankHasSeenTheError) {
+  const TemporaryFolder dir;
+  WriteFile(dir / "file", "");
+  RunRanks(2, [&](Rank& rank) {
+    SavedState state(rank, {2, 1}, 2);
+    SaveFuture pending = async_save(*rank.world(), dir / "file", 1, state.dict());
+    EXPECT_ERROR(pending.wait(), "/file/step-00000001'");
+    EXPECT_ERROR(pending.wait(), "/file/step-00000001'");
+    pending = async_save(*rank.world(), dir / "run", 1, state.dict());
+  });
+  EXPECT_EQ(ExpectLoads(dir / "run", 2), 1);
+}
+
+TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1);
+  for (const int begun : {0, 3}) {  // before the files are made, and while they are written
+    std::vector<std::string> at_wait(2);
+    const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard", "pwrite:3:stall");
+    RunRanks(2, [&](Rank& rank) {
+      SavedState state(rank, {2, 1}, 2);
+      SaveFuture pending = async_save(*rank.world(), dir.path(), 2, state.dict());
+      while (SystemCallFault::calls("pwrite") < begun) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      rank.world()->shutdown();
+      at_wait[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { pending.wait(); });
+      EXPECT_TRUE(pending.done());
+    });
+    const bool there = std::filesystem::exists(dir / "step-00000002/manifest.json");
+    for (const std::string& error : at_wait) {
+      EXPECT_TRUE(there || error.find("before World::shutdown()") != std::string::npos) << error;
+    }
+    EXPECT_EQ(ExpectLoads(dir.path(), there ? 2 : 1), there ? 2 : 1);
+    std::filesystem::remove_all(dir / "step-00000002");
+  }
+}
+
+TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
+  const TemporaryFolder dir;
+  WriteFile(dir / "file", "");
+  HeardWarnings warnings;
+  RunRanks(1, [&](Rank& rank) {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    SavedState state(rank, {1, 1});
+    static_cast<void>(async_save(*rank.world(), dir / "file", 1, state.dict()));
+  });
+  ASSERT_EQ(warnings.texts.size(), 1U);
+  EXPECT_CONTAINS(warnings.texts[0], "a checkpoint was not saved: ", "/file/step-00000001'");
+}
+
+/// In one process, so that one made by fork() can do it.
+void save_in_background(const std::filesystem::path& dir, std::int64_t step, int add) {
+  Rank rank(comm::thread_worlds(1)[0]);
+  SavedState state(rank, {1, 1}, add);
+  async_save(*rank.world(), dir, step, state.dict(), {.keep = 2}).wait();
+}
+
+TEST(AsyncSave, KilledAtAnyCallLeavesTheNewestCommittedStep) {
+  int calls = 0;
+  for (bool ended = false; !ended; calls += 5) {
+    const TemporaryFolder dir;
+    save_in_background(dir.path(), 1, 1);
+    const pid_t child = fork();
+    if (child == 0) {
+      const SystemCallFault fault(dir.path(), "any:" + std::to_string(calls + 1) + ":kill");
+      save_in_background(dir.path(), 2, 2);
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ended = WIFEXITED(status);
+    const bool second = std::filesystem::exists(dir / "step-00000002/manifest.json");
+    EXPECT_EQ(ExpectLoads(dir.path(), second ? 2 : 1), second ? 2 : 1) << calls + 1;
+  }
+  EXPECT_GT(calls, 15);
+}
+
+TEST(DISABLED_AsyncSave, SaveToAFolderWithADamagedStep) {
+  const comm::WorldPtr world = comm::world_from_environment();
+  Rank rank(world);
+  const std::filesystem::path dir = std::getenv("TEST_DIR");
+  SavedState state(rank, {1, 1}, 1);
+  save(*world, dir, 1, state.dict());
+  WriteFile(dir / "step-00000001/manifest.json", "{}");
+  async_save(*world, dir, 2, state.dict(), {.keep = 2}).wait();
+}
+
+// libtorch's own form of a warning is "[W1123 10:15:09.123456789 step_folder.cpp:120] ...".
+TEST(AsyncSave, WarnsAsTheRestOfTheJobDoes) {
+  const TemporaryFolder dir;
+  const auto ended = testing::RunProcesses(1, "DISABLED_AsyncSave.SaveToAFolderWithADamagedStep",
+                                           {.environment = {{"TEST_DIR", dir.path().string()}}});
+  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
+  EXPECT_CONTAINS(ended[0].output, "tessera: warning: a step is passed over: the manifest ");
+  EXPECT_EQ(ended[0].output.find("[W"), std::string::npos) << ended[0].output;
+}
+
+/// By a stack that is larger than the memory that can be addressed.
+void allow_no_more_threads() {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, std::size_t{1} << 47), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&attributes), 0);
+}
+
+TEST(DISABLED_AsyncSave, SaveWhereARankHasNoThread) {
+  const comm::WorldPtr world = comm::world_from_environment();
+  Rank rank(world);
+  const std::filesystem::path dir = std::getenv("TEST_DIR");
+  SavedState state(rank, {2, 1}, 1);
+  save(*world, dir, 1, state.dict());
+  if (world->rank() == 1) {
+    allow_no_more_threads();
+  }
+  EXPECT_ERROR(static_cast<void>(async_save(*world, dir, 2, state.dict())),
+               "a save in the background can't have a thread", "save at once");
+  save(*world, dir, 3, state.dict());
+}
+
+TEST(AsyncSave, ARankWithoutAThreadIsAnErrorOnAll) {
+  const TemporaryFolder dir;
+  for (const auto& ended :
+       testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankHasNoThread",
+                             {.environment = {{"TEST_DIR", dir.path().string()}}})) {
+    EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir / "step-00000002"));
+  EXPECT_EQ(ExpectLoads(dir.path(), 1), 3);
+}
+
+TEST(DISABLED_AsyncSave, SaveWhereARankIsKilled) {
+  const comm::WorldPtr world = comm::world_from_environment();
+  Rank rank(world);
+  const std::filesystem::path dir = std::getenv("TEST_DIR");
+  SavedState state(rank, {2, 1}, 1);
+  async_save(*world, dir, 1, state.dict()).wait();
+  SaveFuture pending = async_save(*world, dir, 2, state.dict());
+  EXPECT_THROWN(comm::PeerError, pending.wait(), "checkpoint::async_save", "rank 1 ");
+  EXPECT_THROWN(comm::PeerError, save(*world, dir, 3, state.dict()), "the group failed earlier");
+}
+
+TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
+  const TemporaryFolder dir;
+  const auto ended =
+      testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankIsKilled",
+                            {.environment = {{"TEST_DIR", dir.path().string()},
+                                             {"TESSERA_FAULT", "pwrite:1:kill"},
+                                             {"TESSERA_FAULT_UNDER", dir / "step-00000002"},
+                                             {"TESSERA_FAULT_RANK", "1"}}});
+  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
+  EXPECT_EQ(ended[1].signal, SIGKILL) << ended[1].output;
+  EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
