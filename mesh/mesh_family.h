@@ -76,7 +76,6 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
 };
 
-
 /// The submesh through `coordinate` over `dims`, of the mesh of `shape` that holds `ranks`: its
 /// ranks, row-major in the order of `dims`.
 std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,

@@ -131,7 +131,6 @@ class CheckedFile {
   mutable std::map<std::thread::id, Kept> kept_;
 };
 
-
 /// One of the types of the safetensors format.
 struct SafetensorsDtype {
   std::string_view name;
@@ -158,14 +157,12 @@ bool has_control_character(std::string_view text);
 /// header's own entry.
 void check_tensor_name(std::string_view name);
 
-
 /// Throws Error, naming `what` ("its shape"), for all but a natural number of at most 2^63 - 1.
 std::int64_t natural_number(const nlohmann::json& value, const char* what);
 
 /// A list of such, one for each dimension of a tensor. Throws Error also for more of them than
 /// libtorch's operators take.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
-
 
 /// The reference implementation's limit.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;

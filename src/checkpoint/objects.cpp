@@ -235,7 +235,6 @@ void load_objects(const Manifest& manifest, const StateDict& state, const LoadOp
   load_rank_states(manifest.rank_states, state.rank_states, options, rank, world_size);
 }
 
-
 nlohmann::json dropout_calls(const nn::ModuleBase& module) {
   nlohmann::json calls = nlohmann::json::object();
   nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& each) {

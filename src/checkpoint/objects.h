@@ -53,7 +53,6 @@ void load_rank_states(const nlohmann::json& lists, const NamedRankStates& object
 void load_objects(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
                   int rank, int world_size);
 
-
 /// nn::Dropout::calls() of each in a module, by FQN; an empty object where there is none.
 nlohmann::json dropout_calls(const nn::ModuleBase& module);
 

@@ -108,7 +108,6 @@ std::string listed(const char* what, const std::vector<std::string>& names) {
   return fmt::format("; {}: {}{}", what, fmt::join(names.begin(), end, ", "), more);
 }
 
-
 void StoredTensor::visit(std::span<const std::int64_t> offset, const at::Tensor& block,
                          const Visit& visit) const {
   if (!rows) {

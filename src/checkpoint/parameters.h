@@ -72,7 +72,6 @@ struct Mismatch {
 /// "; missing: a, b": the first names, and how many more there are. "" for none.
 std::string listed(const char* what, const std::vector<std::string>& names);
 
-
 /// A tensor of the files: a parameter, or the rows of a fused one that belong to one of its parts
 /// (nn::StoredParts).
 struct StoredTensor {
@@ -90,7 +89,6 @@ struct StoredTensor {
 /// The tensors that files store a parameter as: under its FQN, or by parts, whose modules are
 /// beside the parameter's module ("layers.0.qkv.weight" as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
-
 
 /// A tensor of a checkpoint, and the tensor of the state that it is or is a part of. The parts of a
 /// fused parameter are stored one by one, so that models with and without fusion can load them.

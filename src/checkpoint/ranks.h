@@ -39,7 +39,6 @@ void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& 
 /// proves nothing: that is an Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
-
 /// Called on rank 0 with a block of the global tensor that begins at `offset`.
 using BlockVisitor =
     std::function<void(std::span<const std::int64_t> offset, const at::Tensor& block)>;

@@ -46,7 +46,6 @@ namespace tessera::checkpoint {
 /// Throws Error as save() does, and PeerError.
 void save_step(comm::Communicator& hosts, PreparedSave save);
 
-
 /// Waits for the save under way on this group, so that the group is free. Its error, unless every
 /// rank has thrown it already, is thrown on all. Collective over `hosts`.
 void end_save_under_way(comm::Communicator& hosts);

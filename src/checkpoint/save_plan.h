@@ -49,7 +49,6 @@ std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others);
 
-
 /// Rows of a chunk.
 struct RowBlock {
   std::int64_t row = 0;  ///< the first one, in the chunk; 0 for a scalar

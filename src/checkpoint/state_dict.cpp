@@ -360,7 +360,6 @@ IncompatibleKeys set_optimizer_state_dict(comm::World& world, const nn::ModuleBa
       /*fills_slots=*/false);
 }
 
-
 using nlohmann::json;
 
 json get_rank_state_dict(comm::World& world, const NamedRankStates& objects,

@@ -328,7 +328,6 @@ std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t
   return found;
 }
 
-
 std::filesystem::path find_step(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::exists(path / kManifestFile, error) || has_shards_of_others(path)) {

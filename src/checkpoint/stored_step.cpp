@@ -126,7 +126,6 @@ void PieceReads::run() {
   run_on_threads(static_cast<int>(threads), shares);
 }
 
-
 StoredStep::StoredStep(std::filesystem::path folder, Manifest manifest)
     : folder_(std::move(folder)), manifest_(std::move(manifest)) {
   for (const auto& [name, tensor] : manifest_.tensors) {

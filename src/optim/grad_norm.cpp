@@ -1,6 +1,8 @@
 // Norms of gradients and clipping, for plain and distributed parameters alike. The norm stays on the
 // device: the host waits only if it must check the value.
 
+#include "grad_norm.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/cat.h>

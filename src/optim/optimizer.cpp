@@ -211,7 +211,6 @@ std::vector<StateTensor> OptimizerList::state() {
   return all;
 }
 
-
 Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inner)), decay_(decay) {
   TESSERA_CHECK(inner_ != nullptr, "an Ema was given a null optimizer; construct that first");
   TESSERA_CHECK(decay >= 0.0 && decay < 1.0, "an Ema with decay ", decay,
@@ -324,7 +323,6 @@ void Ema::swap() {
     averages_[i].copy_(kept);
   }
 }
-
 
 namespace {
 

@@ -119,7 +119,6 @@ struct LoadReport {
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 
-
 class BackgroundSave;
 
 /// A save under way, or one that has ended. Copies are of the same save. When the last one goes, it

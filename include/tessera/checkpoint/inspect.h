@@ -15,7 +15,6 @@ namespace tessera::checkpoint {
 /// The folder of a step: `path` itself, or the newest step in it. Throws Error if there is none.
 std::filesystem::path find_step(const std::filesystem::path& path);
 
-
 // Sharded checkpoints seen from outside, without ranks and without loading a tensor.
 
 /// What a step holds, in lines to be read: its run, mesh and entries, and its tensors. Throws Error

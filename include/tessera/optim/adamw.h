@@ -69,7 +69,6 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   std::vector<Rate> rates_;  ///< one for each group and device
 };
 
-
 /// The defaults are those of torch.optim.SGD.
 struct SgdOptions {
   double lr = 1e-3;

@@ -79,7 +79,6 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
 /// All slots below `module`, in order.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 
-
 /// Several optimizers as one, each with its own parameters:
 ///   const optim::MuonSplit split = optim::split_for_muon(model, {"lm_head.weight"});
 ///   optim::OptimizerList optimizer(
@@ -102,7 +101,6 @@ class OptimizerList : public Optimizer {
   std::vector<std::shared_ptr<Optimizer>> optimizers_;
   std::vector<nn::SlotPtr> parameters_;
 };
-
 
 /// An optimizer that also keeps an exponential moving average of the parameters that are trained
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
