@@ -59,7 +59,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   /// Remembers that `name` is the flattening of `dims` of `root`, so that slicing finds it. Returns
   /// the dimensions that the name stands for already, if they are others.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
-                          const std::vector<std::string>& dims);
+                                              const std::vector<std::string>& dims);
   /// The dimensions that were flattened to `name`; empty if there was no such flattening.
   std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const;
 

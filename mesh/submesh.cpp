@@ -101,8 +101,8 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// The dimensions of the root that have these ranks in this order; this mesh's own, which unflatten()
-/// may have made, if there are none.
+/// The dimensions of the root that have these ranks in this order; this mesh's own, which
+/// unflatten() may have made, if there are none.
 std::vector<std::string> DeviceMesh::dims_of_root() const {
   const MeshShape& all = impl().root->shape;
   const std::vector<std::string>& own = shape().names();
@@ -117,7 +117,8 @@ std::vector<std::string> DeviceMesh::dims_of_root() const {
   std::vector<std::string> names;
   for (int dim = 0; dim < all.ndim() && !all.names().empty(); ++dim) {
     const auto at = static_cast<std::size_t>(dim);
-    if (std::ranges::any_of(ranks(), [&](int rank) { return coordinate_of(rank)[at] != first[at]; })) {
+    if (std::ranges::any_of(ranks(),
+                            [&](int rank) { return coordinate_of(rank)[at] != first[at]; })) {
       dims.push_back(dim);
       names.push_back(all.names()[at]);
     }
@@ -140,8 +141,8 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   if (!shape().names().empty()) {
     const std::vector<std::string> known =
         impl().family->remember_flattened(impl().root, flat, dims_of_root());
-    TESSERA_CHECK(known.empty(), to_string(*this), ": the flattened name '", flat, "' already stands for the dimensions ",
-                  listed(known), "; choose another name");
+    TESSERA_CHECK(known.empty(), to_string(*this), ": the flattened name '", flat,
+                  "' already stands for the dimensions ", listed(known), "; choose another name");
   }
   return relative(ranks(), MeshShape({size()}, {flat}));
 }

@@ -321,8 +321,9 @@ void end_save_under_way(comm::Communicator& hosts) {
 
 namespace {
 
-/// Copies the state to the memory of the hosts and begins to save the copy. The group is in use until
-/// the save has ended. Collective over `hosts`. Throws Error on all ranks if one cannot begin.
+/// Copies the state to the memory of the hosts and begins to save the copy. The group is in use
+/// until the save has ended. Collective over `hosts`. Throws Error on all ranks if one cannot
+/// begin.
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
   std::shared_ptr<BackgroundSave> save;

@@ -1,7 +1,7 @@
 #include <ATen/ops/isinf.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -16,8 +16,8 @@
 #include <system_error>
 #include <utility>
 
-#include "format.h"
 #include "export_folder.h"
+#include "format.h"
 #include "model_files.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/atomic_file.h"

@@ -1,5 +1,5 @@
-// The parts of the file format: blocks of tensors, checksums of files, and what a safetensors header
-// may contain. Readers, writers and manifests share them.
+// The parts of the file format: blocks of tensors, checksums of files, and what a safetensors
+// header may contain. Readers, writers and manifests share them.
 
 #pragma once
 

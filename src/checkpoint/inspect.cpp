@@ -22,12 +22,12 @@
 #include <utility>
 #include <vector>
 
-#include "ranks.h"
 #include "format.h"
-#include "stored_step.h"
-#include "step_files.h"
 #include "manifest.h"
+#include "ranks.h"
+#include "step_files.h"
 #include "step_folder.h"
+#include "stored_step.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"

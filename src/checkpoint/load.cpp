@@ -21,14 +21,14 @@
 #include <utility>
 #include <vector>
 
-#include "ranks.h"
 #include "format.h"
-#include "stored_step.h"
-#include "parameters.h"
-#include "objects.h"
 #include "manifest.h"
+#include "objects.h"
+#include "parameters.h"
+#include "ranks.h"
 #include "step_files.h"
 #include "step_folder.h"
+#include "stored_step.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"

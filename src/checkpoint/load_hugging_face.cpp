@@ -1,6 +1,6 @@
 // Loading in three passes: match parameters with the tensors of the files and compare sizes and
-// types, check that the parameters can be written, then fill them. The first two change nothing. All
-// ranks end a pass before one begins the last.
+// types, check that the parameters can be written, then fill them. The first two change nothing.
+// All ranks end a pass before one begins the last.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "ranks.h"
 #include "format.h"
 #include "model_files.h"
-#include "stored_step.h"
 #include "parameters.h"
+#include "ranks.h"
+#include "stored_step.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
@@ -144,9 +144,8 @@ std::string advice(const Mismatch& mismatch, bool nothing_fits, const HuggingFac
     return ": correct the pairs of names";
   }
   const auto starts_for = [](const std::string& longer, const std::string& shorter) {
-    return longer.ends_with("." + shorter)
-               ? longer.substr(0, longer.size() - shorter.size())
-               : std::string();
+    return longer.ends_with("." + shorter) ? longer.substr(0, longer.size() - shorter.size())
+                                           : std::string();
   };
   for (const std::string& here : mismatch.missing) {
     for (const std::string& there : mismatch.unexpected) {

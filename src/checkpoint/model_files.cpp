@@ -8,8 +8,8 @@
 #include <optional>
 #include <system_error>
 
-#include "model_files.h"
 #include "format.h"
+#include "model_files.h"
 #include "step_files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"

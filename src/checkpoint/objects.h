@@ -1,4 +1,5 @@
-// What a step holds besides tensors: the states of objects, and how often each nn::Dropout was called.
+// What a step holds besides tensors: the states of objects, and how often each nn::Dropout was
+// called.
 
 #pragma once
 

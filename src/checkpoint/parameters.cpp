@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "ranks.h"
 #include "parameters.h"
+#include "ranks.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/visit_modules.h"

@@ -8,8 +8,8 @@
 #include <system_error>
 #include <vector>
 
-#include "ranks.h"
 #include "format.h"
+#include "ranks.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"

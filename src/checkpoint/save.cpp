@@ -17,13 +17,13 @@
 #include <utility>
 #include <vector>
 
-#include "ranks.h"
 #include "format.h"
+#include "manifest.h"
+#include "objects.h"
 #include "parameters.h"
+#include "ranks.h"
 #include "save.h"
 #include "save_plan.h"
-#include "objects.h"
-#include "manifest.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
@@ -87,19 +87,18 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
     }
     const bool is_counter = !entry.is_parameter && !tessera::is_distributed(entry.tensor) &&
                             tessera::is_distributed(entry.slot->persistent());
-    tensors.push_back({.name = fmt::format("{}'{}'", entry.is_parameter ? "parameter " : "",
-                                           entry.names.front()),
-                       .slot = entry.slot.get(),
-                       .values = local_tensor(entry.tensor).detach(),
-                       .same_for_all_parts = is_counter,
-                       .rounded = tessera::is_distributed(entry.tensor)});
+    tensors.push_back(
+        {.name = fmt::format("{}'{}'", entry.is_parameter ? "parameter " : "", entry.names.front()),
+         .slot = entry.slot.get(),
+         .values = local_tensor(entry.tensor).detach(),
+         .same_for_all_parts = is_counter,
+         .rounded = tessera::is_distributed(entry.tensor)});
   }
   return tensors;
 }
 
 /// A file holds one value of a tensor: copies that differ would be saved as a mixture.
-void check_copies(comm::Communicator& hosts,
-                  const std::vector<nn::detail::CopiedTensor>& tensors) {
+void check_copies(comm::Communicator& hosts, const std::vector<nn::detail::CopiedTensor>& tensors) {
   nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, tensors,
                            {.what = "checkpoint::save"});
 }

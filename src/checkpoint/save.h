@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "save_plan.h"
 #include "manifest.h"
+#include "save_plan.h"
 #include "step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"

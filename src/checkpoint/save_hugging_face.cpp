@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "ranks.h"
 #include "export_folder.h"
 #include "model_files.h"
 #include "parameters.h"
+#include "ranks.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/trace.h"

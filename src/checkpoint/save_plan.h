@@ -1,5 +1,5 @@
-// Which rank writes what, and the memory that it writes. A pure function of the layouts, which every
-// rank computes for all ranks: a save gathers nothing to be planned.
+// Which rank writes what, and the memory that it writes. A pure function of the layouts, which
+// every rank computes for all ranks: a save gathers nothing to be planned.
 
 #pragma once
 

@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "ranks.h"
 #include "format.h"
-#include "parameters.h"
-#include "objects.h"
 #include "manifest.h"
+#include "objects.h"
+#include "parameters.h"
+#include "ranks.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"

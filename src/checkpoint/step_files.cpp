@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "format.h"
+#include "manifest.h"
 #include "step_files.h"
 #include "step_folder.h"
-#include "manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/detail/strict_json.h"

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "format.h"
-#include "stored_step.h"
-#include "step_files.h"
 #include "manifest.h"
+#include "step_files.h"
+#include "stored_step.h"
 #include "tessera/comm/detail/work_progress.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"

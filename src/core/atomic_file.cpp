@@ -267,9 +267,9 @@ void create_folders(const std::filesystem::path& folder) {
     return;
   }
   std::error_code unknown;
-  TESSERA_CHECK(!error || std::filesystem::is_directory(folder, unknown), "cannot make the folder '",
-                folder.string(), "' in '", folder_of(folder).string(), "': ", error.message(),
-                ": name a folder that may be written and has room");
+  TESSERA_CHECK(!error || std::filesystem::is_directory(folder, unknown),
+                "cannot make the folder '", folder.string(), "' in '", folder_of(folder).string(),
+                "': ", error.message(), ": name a folder that may be written and has room");
 }
 
 }  // namespace tessera::files

@@ -1,5 +1,5 @@
-// Norms of gradients and clipping, for plain and distributed parameters alike. The norm stays on the
-// device: the host waits only if it must check the value.
+// Norms of gradients and clipping, for plain and distributed parameters alike. The norm stays on
+// the device: the host waits only if it must check the value.
 
 #include "grad_norm.h"
 

@@ -1,6 +1,6 @@
-// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 as it reads them. The
-// norm, which clipping needs anyway, tells whether one overflowed: a step costs one all-reduce and
-// one wait of the host.
+// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 as it reads them.
+// The norm, which clipping needs anyway, tells whether one overflowed: a step costs one all-reduce
+// and one wait of the host.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -15,8 +15,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "local_shards.h"
 #include "grad_norm.h"
+#include "local_shards.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 

@@ -19,9 +19,9 @@ namespace tessera::optim {
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 
 /// Throws Error, on all ranks of a root mesh, if gradients that must be copies differ: see
-/// nn::detail::check_copies(). Plain parameters count as copies on the largest root mesh. Compares a
-/// list of parameters once; with TESSERA_DEBUG=1, at each call. Does nothing if all parameters are
-/// plain. With options.over only marks them as compared: other ranks may have other parameters.
+/// nn::detail::check_copies(). Plain parameters count as copies on the largest root mesh. Compares
+/// a list of parameters once; with TESSERA_DEBUG=1, at each call. Does nothing if all parameters
+/// are plain. With options.over only marks them as compared: other ranks may have other parameters.
 /// Collective over the root meshes of the distributed parameters.
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});

@@ -1,6 +1,6 @@
-// The base of the optimizers: which parameters a step updates, their state, and checks; then batches
-// for a kernel. FSDP lays the shards of a unit side by side, and the state likewise. Shards that
-// adjoin in memory are updated as one tensor, if that gives the same bits.
+// The base of the optimizers: which parameters a step updates, their state, and checks; then
+// batches for a kernel. FSDP lays the shards of a unit side by side, and the state likewise. Shards
+// that adjoin in memory are updated as one tensor, if that gives the same bits.
 
 #include "tessera/optim/slot_optimizer.h"
 
@@ -299,7 +299,8 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
 }
 
 /// The factor goes to the kernel, or the gradients are multiplied before it.
-void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group, const GradientFactor& factor) {
+void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
+                                      const GradientFactor& factor) {
   const at::TensorOptions options =
       at::dtype(c10::ScalarType::Double).device(batch.parameters.front().device());
   if (takes_gradient_factor(batch, group)) {

@@ -27,9 +27,9 @@ struct Mlp : nn::Module<Mlp> {
 };
 
 void plan(Mlp& model, const DeviceMesh& mesh) {
-  tensor_parallel::parallelize_module(model, mesh,
-                                      {{"up", tensor_parallel::colwise_parallel()},
-                                       {"down", tensor_parallel::rowwise_parallel()}});
+  tensor_parallel::parallelize_module(
+      model, mesh,
+      {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
 /// What a program did to the model, and along which dimensions it split its batch.
@@ -43,28 +43,45 @@ struct Program {
 std::vector<Program> programs() {
   const auto shard = [](Mlp& model, const DeviceMesh& mesh) { fsdp::fully_shard(model, mesh); };
   return {
-      {"both", [=](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); shard(m, mesh["dp"]); },
-       {"dp"}, {}},
-      {"only a plan, one batch", [](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); }, {}, {}},
+      {"both",
+       [=](Mlp& m, const DeviceMesh& mesh) {
+         plan(m, mesh["tp"]);
+         shard(m, mesh["dp"]);
+       },
+       {"dp"},
+       {}},
+      {"only a plan, one batch",
+       [](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); },
+       {},
+       {}},
       {"only FSDP, one batch in tp",
-       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh["dp"]); }, {"dp"}, {}},
+       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh["dp"]); },
+       {"dp"},
+       {}},
       {"FSDP over all ranks",
-       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh.flatten()); }, {"dp", "tp"}, {}},
+       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh.flatten()); },
+       {"dp", "tp"},
+       {}},
       {"replicas and shards of an unflattened dimension",
        [=](Mlp& m, const DeviceMesh& mesh) {
          const DeviceMesh three = mesh.unflatten("dp", {1, 2}, {"rep", "shard"});
          plan(m, three["tp"]);
          shard(m, three[{"rep", "shard"}]);
        },
-       {"dp"}, {}},
-      {"FSDP forgotten", [](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); }, {"dp"},
+       {"dp"},
+       {}},
+      {"FSDP forgotten",
+       [](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); },
+       {"dp"},
        {"up.weight", "ranks 0 and 2", "along dp", "fsdp::fully_shard", "mesh[\"dp\"]"}},
-      {"plan forgotten", [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh["dp"]); },
+      {"plan forgotten",
+       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh["dp"]); },
        {"dp", "tp"},
        {"up.weight", "ranks 0 and 1", "along tp", "parallelize_module", "mesh[\"tp\"]"}},
       {"a module forgotten",
        [=](Mlp& m, const DeviceMesh& mesh) { fsdp::fully_shard(*m.up, mesh.flatten()); },
-       {"dp", "tp"}, {"down.weight", "ranks 0 and 1", "fsdp::fully_shard"}},
+       {"dp", "tp"},
+       {"down.weight", "ranks 0 and 1", "fsdp::fully_shard"}},
   };
 }
 

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <new>
 
-#include "checkpoint/ranks.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/ranks.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"

@@ -63,9 +63,8 @@ TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
 }
 
 TEST_F(ModelFilesTest, NamesAGitLfsPointer) {
-  WriteFile(folder_ / kSingleFile,
-            "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') +
-                "\nsize 123456789\n");
+  WriteFile(folder_ / kSingleFile, "version https://git-lfs.github.com/spec/v1\noid sha256:" +
+                                       std::string(64, 'a') + "\nsize 123456789\n");
   Refuses("git lfs pull");
 }
 

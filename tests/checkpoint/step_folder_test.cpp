@@ -8,9 +8,9 @@
 #include <chrono>
 #include <thread>
 
-#include "checkpoint/stored_step.h"
-#include "checkpoint/save.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/save.h"
+#include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
 #include "testing/files.h"

@@ -28,8 +28,8 @@ TEST(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes) {
     testing::Filled<nn::Linear> other(6, 2);
     other.weight->mutable_grad() = at::full({2, 6}, rank.rank() == 2 ? 2.0 : 1.0);
     std::ranges::copy(slots_of(other), std::back_inserter(slots));
-    EXPECT_ERROR(clip_grad_norm_(slots, 1),
-                 "the gradient of parameter 'weight'", "ranks 0 and 2", "fsdp::fully_shard");
+    EXPECT_ERROR(clip_grad_norm_(slots, 1), "the gradient of parameter 'weight'", "ranks 0 and 2",
+                 "fsdp::fully_shard");
     EXPECT_ERROR(clip_grad_norm_(slots, 1), "ranks 0 and 2");
   });
 }

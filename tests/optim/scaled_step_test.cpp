@@ -2,9 +2,9 @@
 #include "optim/parameters.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/optimizer.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/muon.h"
+#include "tessera/optim/optimizer.h"
 
 namespace tessera::optim {
 namespace {

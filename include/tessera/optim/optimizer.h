@@ -36,10 +36,10 @@ class Optimizer {
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`,
   /// with which a GradScaler divides by its scale, in the type of the update: fp32 where parameters
   /// are narrower. The gradients' values are not specified afterwards: call zero_grad().
-  /// The first step compares gradients that must be copies: on a mesh (dp, tp), those of a parameter
-  /// on mesh["tp"] for each coordinate of dp. It is collective over the root meshes of distributed
-  /// parameters, and throws Error if copies differ, because nothing sums them. With TESSERA_DEBUG=1
-  /// every step compares.
+  /// The first step compares gradients that must be copies: on a mesh (dp, tp), those of a
+  /// parameter on mesh["tp"] for each coordinate of dp. It is collective over the root meshes of
+  /// distributed parameters, and throws Error if copies differ, because nothing sums them. With
+  /// TESSERA_DEBUG=1 every step compares.
   void step(double gradient_factor = 1.0) {
     check_copies();
     update(gradient_factor);

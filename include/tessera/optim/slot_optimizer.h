@@ -52,9 +52,9 @@ struct Batch {
 
 /// Base of optimizers that keep state for local shards. A step takes each slot's local shard and
 /// gradient, checks them, makes the state of shards that have none, joins shards that adjoin in
-/// memory, sorts them into batches, one for each type and device, and calls update_batch() for each.
-/// State is made at a parameter's first step, in fp32 if the parameter is narrower. The state of
-/// shards that adjoin in memory, as FSDP lays out those of a unit, adjoins too.
+/// memory, sorts them into batches, one for each type and device, and calls update_batch() for
+/// each. State is made at a parameter's first step, in fp32 if the parameter is narrower. The state
+/// of shards that adjoin in memory, as FSDP lays out those of a unit, adjoins too.
 ///
 /// Derive from GroupedOptimizer<Options>, which adds groups of options.
 class SlotOptimizer : public Optimizer {
@@ -139,8 +139,8 @@ class SlotOptimizer : public Optimizer {
   bool counts_steps_;
 };
 
-using BatchedOptimizer [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] =
-    SlotOptimizer;
+using BatchedOptimizer
+    [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] = SlotOptimizer;
 
 /// SlotOptimizer with options for each group, which need a member `lr`. An optimizer of your own
 /// (compiled and run by OptimizerExample in tests/optim/optimizer_example_test.cpp):

@@ -233,7 +233,8 @@ class Comparison {
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
-      auto found = std::ranges::find(sets, entry.place, &std::pair<std::int64_t, std::int64_t>::first);
+      auto found =
+          std::ranges::find(sets, entry.place, &std::pair<std::int64_t, std::int64_t>::first);
       if (found == sets.end()) {
         found = sets.insert(sets.end(), {entry.place, 0});
       }
@@ -242,7 +243,8 @@ class Comparison {
     std::vector<std::int64_t> numbers(2 * kSets, 0);
     for (std::size_t i = 0; i < sets.size(); ++i) {
       const std::size_t at = 2 * std::min(i, kSets - 1);
-      numbers[at] = i < kSets ? sets[i].first : hash_of(fmt::format("{} {}", numbers[at], sets[i].first));
+      numbers[at] =
+          i < kSets ? sets[i].first : hash_of(fmt::format("{} {}", numbers[at], sets[i].first));
       numbers[at + 1] = hash_of(fmt::format("{} {}", numbers[at + 1], sets[i].second));
     }
     return numbers;
@@ -319,8 +321,7 @@ class Comparison {
     const auto from = coordinate(a), to = coordinate(b);
     for (std::size_t d = 0; d < from.size(); ++d) {
       if (from[d] != to[d]) {
-        dims.push_back(root.shape().names().empty() ? std::to_string(d)
-                                                    : root.shape().names()[d]);
+        dims.push_back(root.shape().names().empty() ? std::to_string(d) : root.shape().names()[d]);
       }
     }
     return dims;
@@ -354,16 +355,17 @@ class Comparison {
           names, names, names, distinct);
     }
     return fmt::format(
-        "no call sums its gradient over {}: call fsdp::fully_shard or fsdp::replicate with mesh[{}] "
+        "no call sums its gradient over {}: call fsdp::fully_shard or fsdp::replicate with "
+        "mesh[{}] "
         "beside the plan of parallelize_module, or give those ranks the same batch{}",
         names, names, distinct);
   }
 
   [[noreturn]] void refuse(const Difference& found) const {
     const std::vector<std::string> dims = dims_between(found.name, found.first, found.other);
-    const std::string along =
-        dims.empty() ? "" : fmt::format(" along {} of {}", fmt::join(dims, ", "),
-                                        to_string(root_of(found.name)));
+    const std::string along = dims.empty() ? ""
+                                           : fmt::format(" along {} of {}", fmt::join(dims, ", "),
+                                                         to_string(root_of(found.name)));
     const int first = peers_.ranks[found.first], other = peers_.ranks[found.other];
     const std::string none = found.none_on_first   ? fmt::format(" (rank {} has none)", first)
                              : found.none_on_other ? fmt::format(" (rank {} has none)", other)

@@ -18,7 +18,7 @@ namespace tessera::nn::detail {
 
 /// A tensor of which other ranks may hold copies.
 struct CopiedTensor {
-  std::string name;        ///< for messages: "the gradient of parameter 'norm.weight'"
+  std::string name;  ///< for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
   at::Tensor values = {};  ///< local; undefined if this rank has none
   /// Every rank that holds a part of the parameter must have the same values, such as a step count.
@@ -44,7 +44,8 @@ struct CopyCheck {
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 
-/// The dimensions of the root of `mesh` along which its ranks differ. This rank must be in the root.
+/// The dimensions of the root of `mesh` along which its ranks differ. This rank must be in the
+/// root.
 std::vector<bool> dims_in_root(const DeviceMesh& mesh);
 
 }  // namespace tessera::nn::detail
