@@ -1,9 +1,11 @@
-// A save in the background holds the state as it was at the call, and its error reaches every rank.
+// Saves in the background, slow disks, and several blocks of one tensor on a rank.
 
 #include <pthread.h>
 #include <sys/wait.h>
+#include <torch/nn/modules/transformerlayer.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -11,10 +13,22 @@
 #include <thread>
 
 #include "checkpoint/heard_warnings.h"
+#include "checkpoint/known_model.h"
+#include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
+#include "nn/torch_models.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/work_progress.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/hooked.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
 #include "testing/files.h"
+#include "testing/module_values.h"
 #include "testing/processes.h"
 
 namespace tessera::checkpoint {
@@ -276,5 +290,250 @@ TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
 }
 
+}  // namespace
+namespace {
+
+using testing::ErrorsOfRanks;
+using testing::RanksOptions;
+using testing::SystemCallFault;
+using testing::TemporaryFolder;
+
+/// Each call of rank 1 on its file takes 0.2 s, and it makes four or more.
+RanksOptions short_time_out() {
+  return {.world = {.timeout = std::chrono::milliseconds(600),
+                    .watchdog = std::chrono::milliseconds(0)}};
+}
+
+std::string file_of_rank_1(const TemporaryFolder& dir, const std::string& prefix) {
+  return dir.path().string() + "/step-00000001/" + prefix + "shard-00001";
+}
+
+TEST(SlowDisk, IsWaitedForWhileItGetsOn) {
+  const TemporaryFolder dir;
+  {
+    const SystemCallFault fault(file_of_rank_1(dir, "."), "pwrite:1:slow");
+    RunRanks(
+        2,
+        [&](Rank& rank) {
+          SavedState state(rank, {2, 1}, 1);
+          save(*rank.world(), dir.path(), 1, state.dict());
+        },
+        short_time_out());
+    EXPECT_GE(SystemCallFault::calls("pwrite"), 4);
+  }
+  const SystemCallFault fault(file_of_rank_1(dir, ""), "pread:1:slow");
+  RunRanks(
+      2,
+      [&](Rank& rank) {
+        SavedState state(rank, {2, 1}, 5);
+        load(*rank.world(), dir.path(), state.dict());
+      },
+      short_time_out());
+  EXPECT_GE(SystemCallFault::calls("pread"), 4);
+}
+
+/// A piece of 2 MiB for one read, 0.2 s for each quarter of one.
+TEST(SlowDisk, ReportsProgressAtEachQuarterOfAMebibyte) {
+  const TemporaryFolder dir;
+  const auto shard = [](Rank& rank, nn::Linear& large) {
+    large.slot("weight")->set(
+        distribute_tensor(at::ones({1024, 1024}), rank.mesh({2}, {"dp"}), {Shard{0}}));
+  };
+  RunRanks(2, [&](Rank& rank) {
+    nn::Linear large(1024, 1024, nn::LinearOptions{false});
+    shard(rank, large);
+    save(*rank.world(), dir.path(), 1, {large});
+  });
+  const SystemCallFault fault(file_of_rank_1(dir, ""), "pread:1:slow");
+  RunRanks(
+      2,
+      [&](Rank& rank) {
+        nn::Linear large(1024, 1024, nn::LinearOptions{false});
+        shard(rank, large);
+        load(*rank.world(), dir.path(), {large});
+      },
+      short_time_out());
+  EXPECT_GT(SystemCallFault::calls("pread"), 8);
+}
+
+TEST(SlowDisk, ReportsProgressFromHelperThreads) {
+  RunRanks(
+      2,
+      [](Rank& rank) {
+        const comm::CommunicatorPtr all = rank.world()->group({0, 1}, "all");
+        all->barrier();
+        const std::thread::id caller = std::this_thread::get_id();
+        std::barrier both(2);
+        const auto work = [&] {
+          both.arrive_and_wait();  // a task for each thread
+          for (int i = 0; i < 12 && std::this_thread::get_id() != caller; ++i) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            comm::note_progress(flight::Work::kReading);
+          }
+        };
+        if (rank.rank() == 1) {
+          run_on_threads(2, {work, work});
+        }
+        all->barrier();
+      },
+      short_time_out());
+}
+
+/// What is not on the disk yet is awaited without a word.
+TEST(SlowDisk, IsWrittenToInPieces) {
+  const TemporaryFolder dir;
+  const SystemCallFault count(dir.path(), "");
+  WriteModel(dir / "file", {{"large", at::ones({9 << 10, 1 << 10})}});
+  EXPECT_GE(SystemCallFault::calls("pwrite"), 3);
+  EXPECT_GE(SystemCallFault::calls("fsync"), 3);
+}
+
+TEST(SlowDisk, EndsTheSaveAtTheTimeOutIfItHangs) {
+  const TemporaryFolder dir;
+  const SystemCallFault fault(file_of_rank_1(dir, "."), "pwrite:3:stall");
+  const auto errors = ErrorsOfRanks(
+      2,
+      [&](Rank& rank) {
+        SavedState state(rank, {2, 1}, 1);
+        save(*rank.world(), dir.path(), 1, state.dict());
+      },
+      short_time_out());
+  EXPECT_CONTAINS(errors[0], "rank(s) 1 did not arrive within 600 ms",
+                  "since then it has written files");
+}
+
+/// During a save in the background, and once it has ended.
+TEST(SlowDisk, DoesNotHideRanksThatWaitForEachOther) {
+  for (const bool ended : {false, true}) {
+    const TemporaryFolder dir;
+    const SystemCallFault fault(file_of_rank_1(dir, "."), ended ? "" : "pwrite:1:slow");
+    const auto errors = ErrorsOfRanks(
+        2,
+        [&](Rank& rank) {
+          SavedState state(rank, {2, 1}, 1);
+          const comm::CommunicatorPtr group = rank.world()->group({0, 1}, "some");
+          const comm::CommunicatorPtr other = rank.world()->group({0, 1}, "others");
+          SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
+          if (ended) {
+            pending.wait();
+          }
+          (rank.rank() == 0 ? group : other)->all_reduce(at::zeros({4}), ReduceOp::kSum)->wait();
+        },
+        {.world = {.timeout = std::chrono::seconds(20),
+                   .watchdog = std::chrono::milliseconds(200)}});
+    EXPECT_CONTAINS(errors[0] + errors[1],
+                    "each waits for another: make the ranks issue the same collectives");
+  }
+}
+
+}  // namespace
+namespace {
+namespace held_parts {
+
+constexpr std::int64_t kRows = 6, kTokens = 3, kDim = 8;
+
+using Layer = nn::Hooked<torch::nn::TransformerEncoderLayer>;
+
+torch::nn::TransformerEncoderLayerOptions options() {
+  return torch::nn::TransformerEncoderLayerOptions(kDim, 2).dim_feedforward(10).dropout(0);
+}
+
+/// (tokens, rows, dim) -> a loss.
+struct Encoder : nn::Module<Encoder> {
+  at::Tensor forward(const at::Tensor& x) { return second(first(x)).sin().mean(); }
+  nn::Child<Layer> first{*this, "first", options()};
+  nn::Child<Layer> second{*this, "second", options()};
+};
+
+/// How a mesh of two dimensions splits it: by FSDP over the first, by a plan over the second.
+void split(Encoder& model, const DeviceMesh& mesh) {
+  using namespace tensor_parallel;
+  testing::fill(model);
+  parallelize_module(
+      model, mesh["tp"],
+      {{"*.linear1", place_parameters({.placements = {{"weight", Shard{0}}, {"bias", Shard{0}}}})},
+       {"*.linear2", place_parameters({.placements = {{"weight", Shard{1}}}})}});
+  fsdp::fully_shard(*model.first, mesh["dp"]);
+  fsdp::fully_shard(model, mesh["dp"]);
+}
+
+void train(Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
+  const std::int64_t rows = kRows / mesh.size("dp");
+  const at::Tensor x = testing::uniform_values({kTokens, kRows, kDim}, 0.4);
+  model(x.narrow(1, mesh.local_rank("dp") * rows, rows)).backward();
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+/// Runs `body` with a model that has not been trained.
+void on_mesh(const std::vector<std::int64_t>& sizes,
+             const std::function<void(Rank&, Encoder&, optim::Sgd&, const DeviceMesh&)>& body) {
+  RunOnMesh(sizes, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    Encoder model;
+    split(model, mesh);
+    optim::Sgd optimizer(model, {.lr = 0.1, .momentum = 0.9});
+    body(rank, model, optimizer, mesh);
+  });
+}
+
+TEST(HeldPartsCheckpoint, ContinuesOnAnyMesh) {
+  const testing::TemporaryFolder dir;
+  at::Tensor trained, further;
+  on_mesh({3, 1}, [&](Rank& rank, Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
+    train(model, optimizer, mesh);
+    save(*rank.world(), dir.path(), 1, {model, optim::named_state(optimizer, model)});
+    const at::Tensor saved = testing::parameter_values(model);
+    train(model, optimizer, mesh);
+    const at::Tensor next = testing::parameter_values(model);
+    if (rank.rank() == 0) {
+      trained = saved;
+      further = next;
+    }
+  });
+  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{1, 1}, {2, 2}, {1, 3}, {6, 1}}) {
+    on_mesh(sizes, [&](Rank& rank, Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
+      const LoadReport report =
+          load(*rank.world(), dir.path(), {model, optim::named_state(optimizer, model)});
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+      EXPECT_TRUE(testing::parameter_values(model).equal(trained));
+      train(model, optimizer, mesh);
+      EXPECT_TRUE(testing::parameter_values(model).allclose(further, 1e-4, 1e-5));
+    });
+  }
+}
+
+/// Statistics of a norm in an adopted model, and the buffer of the class itself.
+TEST(HeldPartsCheckpoint, HasBuffersUnderTheirNamesInLibtorch) {
+  const auto make = [](Rank& rank) {
+    auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());
+    testing::fill(*model);
+    fsdp::fully_shard(*model, rank.mesh({rank.size()}, {"dp"}));
+    return model;
+  };
+  const at::Tensor x = testing::uniform_values({4, 5}, 0.7);
+  const testing::TemporaryFolder dir;
+  at::Tensor expected;
+  RunRanks(2, [&](Rank& rank) {
+    const auto model = make(rank);
+    (*model)(x);
+    model->held().shift.fill_(3);
+    save(*rank.world(), dir.path(), 1, {*model});
+    model->eval();
+    const at::Tensor y = (*model)(x).detach();
+    if (rank.rank() == 0) {
+      expected = y;
+    }
+  });
+  RunRanks(3, [&](Rank& rank) {
+    const auto model = make(rank);
+    const LoadReport report = load(*rank.world(), dir.path(), {*model});
+    EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+    EXPECT_EQ(model->held().named_buffers()["norm.num_batches_tracked"].item<int>(), 1);
+    model->eval();
+    EXPECT_TRUE((*model)(x).allclose(expected));
+  });
+}
+
+}  // namespace held_parts
 }  // namespace
 }  // namespace tessera::checkpoint

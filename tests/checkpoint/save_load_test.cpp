@@ -1,11 +1,25 @@
-#include <map>
+// Sharded checkpoints on any mesh: values, buffers, dropout counts, refusals.
+
 #include <nlohmann/json.hpp>
 
+#include <map>
+#include <optional>
+
+#include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
 #include "faults/system_calls.h"
+#include "fsdp/training/random_model.h"
 #include "saved_state.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/state_dict.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
+#include "tessera/nn/module.h"
+#include "tessera/optim/adamw.h"
 #include "testing/files.h"
 #include "testing/module_values.h"
 
@@ -389,6 +403,236 @@ TEST(ShardedCheckpoint, RefusesStepsAndFoldersThatDifferBetweenRanks) {
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
   save_as(dir.path(), 2, dir / ".", 2);
   EXPECT_EQ(ExpectLoads(dir.path(), 9), 2);
+}
+
+}  // namespace
+namespace {
+
+using testing::TemporaryFolder;
+
+/// What a module of libtorch's keeps, as batch norm its running mean.
+class Stock : public torch::nn::Module {
+ public:
+  Stock() { mean = register_buffer("mean", at::zeros({3})); }
+  at::Tensor mean;
+};
+
+struct WithBuffers : nn::Module<WithBuffers> {
+  WithBuffers() {
+    counts = register_buffer_slot("counts", {5});
+    table = register_buffer_slot("table", {4}, /*persistent=*/false);
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.set_buffer(counts, at::zeros({5}));
+    init.set_buffer(table, at::arange(4, at::kFloat));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
+  nn::Child<nn::Linear> linear{*this, "linear", 2, 3};
+  nn::Child<Stock> stock{*this, "stock"};
+  nn::Parameter counts, table;
+};
+
+void count(WithBuffers& model) {
+  const at::NoGradGuard no_grad;
+  local_tensor(model.counts).add_(7);
+  local_tensor(model.table).add_(7);
+  model.stock->mean.fill_(0.5);
+}
+
+/// What count() wrote is there, and what is not persistent is as it was made.
+void expect_counted(const WithBuffers& model) {
+  EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
+  EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
+  EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
+}
+
+TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    count(model);
+    save(*rank.world(), dir.path(), 1, {model});
+  });
+  const Manifest manifest = read_manifest(dir / "step-00000001");
+  EXPECT_TRUE(manifest.tensors.contains("counts") && manifest.tensors.contains("stock.mean"));
+  EXPECT_FALSE(manifest.tensors.contains("table"));
+  RunRanks(3, [&](Rank& rank) {
+    WithBuffers model;
+    load(*rank.world(), dir.path(), {model});
+    nn::init_buffers(model);  // makes what was not saved
+    expect_counted(model);
+    nn::check_initialized(model);
+  });
+}
+
+/// One has more than 1 MiB, the other is small.
+struct WithLargeBuffer : nn::Module<WithLargeBuffer> {
+  WithLargeBuffer() {
+    large = register_buffer_slot("large", {1025, 256});
+    small = register_buffer_slot("small", {3});
+  }
+  nn::Child<nn::Linear> linear{*this, "linear", 2, 3};
+  nn::Parameter large, small;
+};
+
+// As the statistics of a norm, which each rank takes of its own rows.
+TEST(Buffers, AreThoseOfRank0WhereRanksHaveTheirOwn) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithLargeBuffer model;
+    nn::init_weights(*model.linear, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    const auto fill = [&](double value) {
+      model.large.slot()->set(at::full({1025, 256}, value));
+      model.small.slot()->set(at::full({3}, value));
+    };
+    fill(rank.rank() + 1);
+    save(*rank.world(), dir.path(), 1, {model});
+    fill(9);
+    load(*rank.world(), dir.path(), {model});
+    EXPECT_TRUE(at::equal(model.large, at::ones({1025, 256})));
+    EXPECT_TRUE(at::equal(model.small, at::ones({3})));
+  });
+}
+
+TEST(Buffers, GoThroughAHuggingFaceFolder) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    count(model);
+    save_hugging_face(model, *rank.world(), dir / "saved", "{}");
+  });
+  RunRanks(3, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_buffers(model);
+    load_hugging_face(model, *rank.world(), dir / "saved");
+    expect_counted(model);
+  });
+}
+
+/// As older programs wrote them.
+TEST(Buffers, StayAsTheyAreWhereAHuggingFaceFolderLacksThem) {
+  const TemporaryFolder dir;
+  WriteModel(dir / "model.safetensors",
+             {{"linear.weight", at::ones({3, 2})}, {"linear.bias", at::ones({3})}});
+  WithBuffers model;
+  nn::init_buffers(model);
+  load_hugging_face(model, dir.path());
+  EXPECT_TRUE(at::equal(model.counts, at::zeros({5})));
+  nn::check_initialized(model);
+}
+
+TEST(Buffers, AreNotSavedWhenUnfilled) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(*model.linear, 1);
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {model}), "buffer 'counts' was never filled");
+  });
+}
+
+TEST(Buffers, AreInStateDictsAlsoWithoutFrozenParameters) {
+  RunRanks(2, [](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    count(model);
+    model.linear->slot("bias")->get().requires_grad_(false);
+    const StateDictOptions options{.full_state_dict = true, .ignore_frozen_params = true};
+    const TensorDict state = get_model_state_dict(*rank.world(), model, options);
+    EXPECT_EQ(state.size(), 3U);
+    WithBuffers other;
+    nn::init_weights(other, 2);
+    set_model_state_dict(*rank.world(), other, state, {.full_state_dict = true, .strict = false});
+    EXPECT_TRUE(at::equal(other.counts, model.counts));
+    EXPECT_TRUE(at::equal(other.stock->mean, model.stock->mean));
+  });
+}
+
+}  // namespace
+namespace {
+
+using fsdp::drawing::DrawingModel;
+using testing::TemporaryFolder;
+
+/// A model whose dropouts are modules, and its optimizer.
+struct DroppingRun {
+  explicit DroppingRun(const DeviceMesh& over) : mesh(over) {
+    tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan_of(Replicate{}));
+    for (const auto& block : model.blocks) {
+      fsdp::fully_shard(*block, mesh["dp"]);
+    }
+    fsdp::fully_shard(model, mesh["dp"]);
+    nn::init_weights(model, 5);
+    optimizer.emplace(model, optim::AdamWOptions{.lr = 1e-2});
+  }
+  StateDict dict() { return {model, optim::named_state(*optimizer, model)}; }
+  /// The steps from `begin` on, of 4 rows.
+  void train(int begin, int end) {
+    for (int step = begin; step < end; ++step) {
+      const at::Tensor rows = fsdp::drawing::token_ids(4, step).chunk(
+          mesh.size("dp"))[static_cast<std::size_t>(mesh.local_rank("dp"))];
+      model(rows).square().mean().backward();
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  }
+
+  DeviceMesh mesh;
+  DrawingModel model{fsdp::drawing::kModules};
+  std::optional<optim::AdamW> optimizer;
+};
+
+class DropoutCalls : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
+
+TEST_P(DropoutCalls, ContinueFromACheckpoint) {
+  const TemporaryFolder dir;
+  RunOnMesh(GetParam(), {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    DroppingRun whole(mesh);
+    whole.train(0, 2);
+    save(*rank.world(), dir.path(), 2, whole.dict());
+    whole.train(2, 4);
+    DroppingRun resumed(mesh);
+    load(*rank.world(), dir.path(), resumed.dict());
+    EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // two in a forward
+    resumed.train(2, 4);
+    const Tensors expected = LocalValues(whole.model);
+    for (const auto& [name, tensor] : LocalValues(resumed.model)) {
+      EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, DropoutCalls,
+                         ::testing::Values(std::vector<std::int64_t>{1, 1},
+                                           std::vector<std::int64_t>{2, 2}));
+
+TEST(DropoutCallsOf, StayWhereTheCheckpointHasNoneOrTheyAreExcluded) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    DroppingRun run(rank.mesh({1, 1}, {"dp", "tp"}));
+    nn::Dropout& dropout = *run.model.blocks[0]->drop_scores;
+    dropout.set_calls(3);
+    save(*rank.world(), dir.path(), 1, {run.model});
+    EXPECT_EQ(read_manifest(dir / "step-00000001").dropout_calls.at("block0.drop_scores"), 3);
+    dropout.set_calls(7);
+    load(*rank.world(), dir.path(), {run.model}, {.exclude = {"**.drop_scores"}});
+    EXPECT_EQ(dropout.calls(), 7U);
+    load(*rank.world(), dir.path(), {run.model});
+    EXPECT_EQ(dropout.calls(), 3U);
+  });
+  Manifest older = read_manifest(dir / "step-00000001");
+  older.dropout_calls.clear();
+  testing::WriteFile(dir / "step-00000001/manifest.json", to_text(older));
+  RunRanks(1, [&](Rank& rank) {
+    DroppingRun run(rank.mesh({1, 1}, {"dp", "tp"}));
+    run.model.blocks[0]->drop_scores->set_calls(5);
+    load(*rank.world(), dir.path(), {run.model});
+    EXPECT_EQ(run.model.blocks[0]->drop_scores->calls(), 5U);
+  });
 }
 
 }  // namespace
