@@ -94,8 +94,8 @@ DeviceMesh::Impl::Impl(Family* family, const Impl* root, std::vector<int> ranks,
       coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
       dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
-/// By the world's address. A family holds its world, so an address cannot come round again while
-/// its entry has not expired.
+/// By the world's address. A family owns its world, so an address is not reused before its entry
+/// has expired.
 std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr& world) {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);

@@ -38,11 +38,11 @@ struct DeviceMesh::Impl {
   mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
 };
 
-/// All meshes of a world that are in use, interned: equal meshes are one object. Every handle keeps
-/// the whole family alive, so that holds for as long as anyone can compare meshes. Thread safe.
+/// All meshes of a world, interned: equal meshes are one object. Every handle owns the family, so
+/// the family lives as long as any mesh. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
-  /// The family of `world`. There is one at a time: it goes with the last mesh.
+  /// The family of `world`, one at a time. The last mesh destroys it.
   static std::shared_ptr<Family> of(const comm::WorldPtr& world);
 
   explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}

@@ -42,8 +42,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Mappings between two saves. The kernel may take their pages whenever it wants them (MADV_FREE);
-/// what it has left the next save need not have cleared again.
+/// Mappings that no save uses at the moment. The kernel may reclaim their pages (MADV_FREE). The
+/// next save reuses the remaining pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {
@@ -51,7 +51,7 @@ class KeptMappings {
     return *kept;
   }
 
-  /// One of this size. If there is none, those of other sizes go: the state has changed.
+  /// A mapping of this size. If there is none, all others are unmapped: the state has changed.
   Mapping take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(kept_, size, &Mapping::size);
@@ -87,13 +87,12 @@ Mapping new_mapping(std::size_t size) {
   return {mapped, size};
 }
 
-/// One mapping for all copies of a save, in pages of 2 MiB where the kernel gives them: to clear
-/// 512 small pages one by one takes as long as the copy that fills them. Once no tensor uses it the
-/// kernel may take its pages, and the next save of the same size has those that it left.
+/// One mapping for all copies of a save, in pages of 2 MiB if the kernel has them: clearing 512
+/// small pages takes as long as the copy that fills them. When no tensor uses the mapping, the
+/// kernel may reclaim its pages; the next save of the same size reuses the remaining ones.
 class HostMemory {
  public:
-  /// `bytes`: of all tensors, each rounded up by rounded(). Throws Error where there are not as
-  /// many.
+  /// `bytes`: of all tensors, each rounded up by rounded(). Throws Error if the memory is short.
   explicit HostMemory(std::int64_t bytes);
 
   static std::int64_t rounded(std::int64_t bytes);
@@ -139,19 +138,19 @@ at::Tensor HostMemory::take(at::IntArrayRef sizes, c10::ScalarType dtype) {
 /// A save on a separate thread. Thread safety: one thread at a time.
 class BackgroundSave {
  public:
-  /// Makes the thread, which waits for begin(). Throws Error where there can be none.
+  /// Makes the thread, which waits for begin(). Throws Error if that fails.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared);
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
   /// Waits; saves nothing if it has not begun. An error that was never thrown becomes a warning.
   ~BackgroundSave();
 
-  /// Once, when the threads of all ranks are there.
+  /// To be called once, when all ranks have made their threads.
   void begin();
   bool done() const { return done_; }
-  /// Waits; throws what the save has thrown.
+  /// Waits, and throws the error of the save.
   void wait();
-  /// The same, but throws nothing a second time.
+  /// The same, but throws the error only once.
   void wait_once();
 
  private:
@@ -160,7 +159,7 @@ class BackgroundSave {
 
   comm::CommunicatorPtr hosts_;
   std::exception_ptr error_;
-  bool told_ = false;
+  bool error_thrown_ = false;
   std::atomic<bool> done_{false};
   bool begun_ = false;
   std::promise<bool> go_;  ///< whether to save
@@ -169,7 +168,7 @@ class BackgroundSave {
 
 namespace {
 
-/// For what is in the host's memory, or on a device that is no GPU.
+/// Memory for the copies of blocks that are not on a GPU.
 HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
   std::int64_t bytes = 0;
   for (const ShardFile& file : files) {
@@ -211,11 +210,11 @@ void copy_to_host(std::vector<ShardFile>& files) {
   }
 }
 
-/// The save of each group that the program still holds. It ends before its group does.
-class SavesUnderWay {
+/// The pending save of each group. A save ends before its group is destroyed.
+class PendingSaves {
  public:
-  static SavesUnderWay& instance() {
-    static SavesUnderWay saves;
+  static PendingSaves& instance() {
+    static PendingSaves saves;
     return saves;
   }
 
@@ -287,7 +286,7 @@ void BackgroundSave::join() {
 
 void BackgroundSave::wait() {
   join();
-  told_ = true;
+  error_thrown_ = true;
   if (error_ != nullptr) {
     std::rethrow_exception(error_);
   }
@@ -295,13 +294,13 @@ void BackgroundSave::wait() {
 
 void BackgroundSave::wait_once() {
   join();
-  if (!told_) {
+  if (!error_thrown_) {
     wait();
   }
 }
 
-void end_save_under_way(comm::Communicator& hosts) {
-  const std::shared_ptr<BackgroundSave> save = SavesUnderWay::instance().of(hosts);
+void finish_pending_save(comm::Communicator& hosts) {
+  const std::shared_ptr<BackgroundSave> save = PendingSaves::instance().of(hosts);
   std::exception_ptr error;
   try {
     if (save != nullptr) {
@@ -327,11 +326,11 @@ namespace {
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
   std::shared_ptr<BackgroundSave> save;
-  // If a rank had no thread, the threads of the others would wait for it.
+  // If one rank cannot start a thread, the threads of the other ranks must not begin.
   run_or_fail_on_all(*hosts, [&] {
     copy_to_host(prepared.files);
     save = std::make_shared<BackgroundSave>(hosts, std::move(prepared));
-    SavesUnderWay::instance().set(*hosts, save);
+    PendingSaves::instance().set(*hosts, save);
   });
   save->begin();
   return save;
@@ -358,7 +357,7 @@ SaveFuture async_save(comm::World& world, const std::filesystem::path& dir, std:
   const comm::CallerScope caller("checkpoint::async_save");
   const at::NoGradGuard no_grad;
   const comm::CommunicatorPtr hosts = hosts_of_saves(world);
-  end_save_under_way(*hosts);
+  finish_pending_save(*hosts);
   auto save = begin_save(hosts, prepare_save(*hosts, dir, step, state, options));
   const std::chrono::duration<double> stall = std::chrono::steady_clock::now() - begun;
   return {std::move(save), stall.count()};

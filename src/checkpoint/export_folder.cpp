@@ -365,10 +365,10 @@ void ExportFolder::publish() {
   }
 }
 
-/// The usual names for the first model of a folder, others for a later one.
+/// The usual names for the first model of a folder, other names for a later one.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // opening the first file says what is wrong
+  std::error_code ignored;  // opening the first file reports the error
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }
@@ -417,7 +417,7 @@ namespace fs = std::filesystem;
 /// Far above that of any tokenizer.
 constexpr std::uint64_t kMaxBytes = 500'000'000;
 
-/// The names that transformers gives them. Templates beside the first one have a folder.
+/// The names that transformers gives them. Further templates are in a folder.
 constexpr std::array kNames = {"tokenizer.json",
                                "tokenizer.model",
                                "tokenizer_config.json",

@@ -32,8 +32,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// Number of leading dimensions that a run steps over: those behind the last of them are whole,
-/// except for the first, which may be a range.
+/// The number of leading dimensions that runs iterate over. Of the remaining dimensions the block
+/// has all positions, except that it may have a range of the first.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -71,8 +71,8 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   }
 }
 
-/// A run spans all trailing dimensions that the block has whole, and the one before them; the index
-/// steps through the dimensions in front of that.
+/// A run spans the trailing dimensions of which the block has all positions, and the dimension
+/// before them. The index iterates over the leading dimensions.
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
   // The loop below visits at least once.
@@ -124,7 +124,7 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// As a rule one box; owned_boxes() says which layouts cut a rank's part into several.
+/// Usually one box. Some layouts cut a rank's part into several: see owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
@@ -154,8 +154,8 @@ at::Tensor local_block(const at::Tensor& local, const Box& box) {
 
 namespace {
 
-/// Bytes that are summed at once: an eighth of a second-level cache of 2 MiB. A whole granule did
-/// not stay in the cache, and took 1.9 times as long.
+/// Bytes that are read and summed at once: an eighth of a second-level cache of 2 MiB. Granules of
+/// 1 MiB at once took 1.9 times as long.
 constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
 
 }  // namespace
@@ -209,25 +209,25 @@ void CheckedFile::read_granule(std::uint64_t index, std::span<std::byte> out) co
                 " expected): copy the file again, or load another step");
 }
 
-CheckedFile::Kept& CheckedFile::kept_of_this_thread() const {
+CheckedFile::CachedGranule& CheckedFile::cache_of_this_thread() const {
   const std::lock_guard lock(mutex_);
-  return kept_[std::this_thread::get_id()];
+  return cache_[std::this_thread::get_id()];
 }
 
 void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
                             std::span<std::byte> out) const {
-  Kept& kept = kept_of_this_thread();
-  if (kept.index != index) {
-    kept.index = UINT64_MAX;  // not valid until the bytes have been checked
-    kept.bytes.resize(bytes_of_granule(index));
-    read_granule(index, kept.bytes);
-    kept.index = index;
+  CachedGranule& cached = cache_of_this_thread();
+  if (cached.index != index) {
+    cached.index = UINT64_MAX;  // not valid until the bytes have been checked
+    cached.bytes.resize(bytes_of_granule(index));
+    read_granule(index, cached.bytes);
+    cached.index = index;
   }
-  std::memcpy(out.data(), kept.bytes.data() + within, out.size());
+  std::memcpy(out.data(), cached.bytes.data() + within, out.size());
 }
 
 void CheckedFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
-  // The file's own message for what lies behind its end.
+  // InputFile has the message for bytes after the end of the file.
   if (offset + out.size() > size()) {
     return file_.read_at(offset, out);
   }

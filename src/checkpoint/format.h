@@ -41,8 +41,8 @@ void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int6
                   std::span<const std::int64_t> block,
                   const std::function<void(std::int64_t element, std::int64_t count)>& visit);
 
-/// Large blocks go between memory and files piece by piece, so that the copies that are made on the
-/// way (to the host, to another type) stay small.
+/// Large blocks are read and written in pieces of at most this size, so that intermediate copies
+/// (on the host, of another type) are small.
 inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
 /// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order, each of at
@@ -52,11 +52,12 @@ void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_eleme
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
 
-/// The place `by` further than `from`, in each dimension.
+/// `from` + `by`, in each dimension.
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
-/// The blocks of a tensor that this rank has: all of a plain one; none off the mesh.
+/// The blocks of a tensor that this rank has: one block for a plain tensor; none if the rank is not
+/// on the mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
 /// The block [offset, offset + sizes) of a tensor in memory: a view.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
@@ -112,23 +113,23 @@ class CheckedFile {
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
-  /// A granule that was read in part.
-  struct Kept {
+  /// A granule that was read for a part of it.
+  struct CachedGranule {
     std::vector<std::byte> bytes;
     std::uint64_t index = UINT64_MAX;
   };
 
   void read_granule(std::uint64_t index, std::span<std::byte> out) const;
   void read_part(std::uint64_t index, std::uint64_t within, std::span<std::byte> out) const;
-  Kept& kept_of_this_thread() const;
+  CachedGranule& cache_of_this_thread() const;
   std::uint64_t bytes_of_granule(std::uint64_t index) const;
 
   files::InputFile file_;
   std::vector<std::uint32_t> sums_;
-  // The last granule of each thread, as its short runs come in rising order. The mutex guards only
-  // the map: threads do not wait for each other's reads.
+  // The last granule of each thread: a thread reads short runs in rising order. The mutex guards
+  // only the map, so that threads do not wait for each other's reads.
   mutable std::mutex mutex_;
-  mutable std::map<std::thread::id, Kept> kept_;
+  mutable std::map<std::thread::id, CachedGranule> cache_;
 };
 
 /// One of the types of the safetensors format.

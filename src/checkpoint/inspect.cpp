@@ -92,7 +92,7 @@ void read_chunk(const SafetensorsFile& file, const std::string& name, c10::Scala
 }  // namespace
 
 Manifest manifest_in(const std::filesystem::path& folder) {
-  return has_shards_of_others(folder) ? manifest_of_shards(folder) : read_manifest(folder);
+  return has_torch_hf_shards(folder) ? manifest_of_shards(folder) : read_manifest(folder);
 }
 
 std::uint64_t bytes_of_tensor(const ManifestTensor& tensor) {
@@ -140,7 +140,7 @@ std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::ui
 }
 
 Manifest manifest_to_inspect(const std::filesystem::path& folder) {
-  TESSERA_CHECK(!has_shards_of_others(folder), "'", folder.string(), "' has shards, but no ",
+  TESSERA_CHECK(!has_torch_hf_shards(folder), "'", folder.string(), "' has shards, but no ",
                 kManifestFile,
                 ", and so has no checksums to verify: load it and save it as a step");
   if (lacks_manifest(folder)) {
@@ -149,7 +149,7 @@ Manifest manifest_to_inspect(const std::filesystem::path& folder) {
   return read_manifest(folder);
 }
 
-/// It may come from a stranger, and goes to a terminal.
+/// The text may be from an untrusted file and is printed to a terminal.
 std::string escaped(const nlohmann::json& value) {
   return value.dump(-1, ' ', /*ensure_ascii=*/true);
 }

@@ -63,7 +63,7 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
                 "partial or partial_names: pass the same on all ranks");
 }
 
-/// A step as rank 0 sees it: on a network file system the others may still see an older state of
+/// The step that rank 0 sees: on a network file system other ranks may still see an older state of
 /// the folder.
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
@@ -73,7 +73,7 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
       folder = find_step(path).string();
-      const bool others = has_shards_of_others(folder);
+      const bool others = has_torch_hf_shards(folder);
       text = others ? to_text(manifest_of_shards(folder)) : read_manifest_text(folder);
       checksums = others ? Checksums::kOptional : Checksums::kRequired;
     }
@@ -124,7 +124,7 @@ class Comparison {
     return found == incomplete_.end() || found->second;
   }
 
-  /// Throws Error for what does not fit and was not asked to be left out.
+  /// Throws Error for names that do not fit, unless the options allow that.
   void finish(const StateDict& state) {
     for (const auto& [name, tensor] : step_.manifest().tensors) {
       const bool known = known_.contains(name) || std::ranges::any_of(tensor.tied, [&](auto& tied) {
@@ -261,7 +261,8 @@ bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep&
   return equal;
 }
 
-/// What is wrong with tensors of which a tied one would lose all but one; "" for nothing.
+/// The error if the step has different values for names that are one tied parameter here; "" if
+/// not.
 std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep& step) {
   for (const Filling& filling : fillings) {
     for (const std::string& copy : filling.copies) {
@@ -320,7 +321,7 @@ LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict
     lost = lost_by_ties(comparison.fillings(), step);
   });
   run_or_fail_on_all(world, [&] { TESSERA_CHECK(lost.empty(), lost); });
-  // Separately, first: their errors are known before a parameter changes.
+  // First, so that errors of objects are known before a parameter changes.
   run_or_fail_on_all(
       world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
   try {

@@ -35,10 +35,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// The tensors of a model folder under the names that a model has for them.
-// Renaming of the tensors of files that other code has written.
-
-/// A tensor, and what its file calls it.
+/// A tensor, and its name in the file.
 struct FileTensor {
   const SafetensorsFile* file = nullptr;
   std::string name;
@@ -50,7 +47,7 @@ std::string text_of(const NamePair& pair) {
   return "{\"" + pair.first + "\", \"" + pair.second + "\"}";
 }
 
-/// The pairs of one load; each must match something.
+/// The pairs of names of one load. Each pair must match a tensor.
 class Renaming {
  public:
   explicit Renaming(const HuggingFaceOptions& options)
@@ -115,7 +112,7 @@ struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   FileTensor in_file;
-  std::vector<Match> copies;  ///< under others of the parameter's names, of the same values
+  std::vector<Match> copies;  ///< the same values under other names of a tied parameter
 };
 
 /// Older Llama exports hold this buffer; a model computes it.
@@ -123,7 +120,7 @@ bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }
 
-/// Collects instead of throwing: the message then lists everything that does not fit, by kind.
+/// Does not throw, so that one message lists all tensors that do not fit.
 void compare(const Match& match, Mismatch& mismatch) {
   const auto& entry = match.in_file.file->entry(match.in_file.name);
   const c10::ScalarType dtype = match.slot->persistent().scalar_type();
@@ -210,8 +207,8 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   return matches;
 }
 
-/// With tensors under two names, a parameter would lose one of them. Each rank compares its local
-/// part.
+/// If the files have two tensors for a tied parameter, these must be equal. Each rank compares its
+/// local part.
 void check_copies(const Match& match) {
   const at::Tensor& tensor = match.slot->persistent();
   const auto read = [&](const Match& from, auto offset, auto sizes) {

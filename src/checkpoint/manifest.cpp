@@ -122,7 +122,7 @@ std::uint32_t parse_hex(std::string_view text) {
   return number;
 }
 
-/// The text behind the part that the checksum is of.
+/// The end of the text: the checksum of `body`.
 std::string ending(std::string_view body) {
   return ",\"crc32c\":\"" + hex(detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }
@@ -269,7 +269,7 @@ std::string to_text(const Manifest& manifest) {
     root["tensors"][name] = tensor_json(tensor);
   }
   std::string text = root.dump();
-  text.pop_back();  // the brace, behind which nothing would fit
+  text.pop_back();  // the last brace: the checksum is a member of the object
   return text + ending(text);
 }
 

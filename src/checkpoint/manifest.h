@@ -26,7 +26,7 @@ inline constexpr const char* kManifestFile = "manifest.json";
 struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
-  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; none in shards of others
+  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; none in shards of PyTorch's
 };
 
 /// A block of a tensor, and the file that has it.

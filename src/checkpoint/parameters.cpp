@@ -18,7 +18,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Formats of quantised weights mean nothing without their scales.
+/// Quantised weights cannot be converted without their scales.
 bool is_plain_float(c10::ScalarType type) {
   return type == c10::kFloat || type == c10::kHalf || type == c10::kBFloat16 ||
          type == c10::kDouble;
@@ -136,8 +136,8 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 
 namespace {
 
-/// How a tensor beside a parameter is stored: by the parameter's parts if it has its sizes; whole,
-/// once for each part, if it is a counter.
+/// How an optimizer's state of a parameter is stored: as parts, like a fused parameter, if it has
+/// the parameter's sizes; a counter is stored once for each part.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
@@ -149,8 +149,7 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// The entries of `tensor`: the parameter itself, or state beside it, whose name is the
-/// parameter's between `prefix` and `suffix`.
+/// The entries of `tensor`: the parameter itself, or its state, named `prefix` FQN `suffix`.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();

@@ -31,8 +31,8 @@ struct NamedParameter {
 /// The parameters of a module, in its order, each once.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module);
 
-/// All parameters, and behind them the buffers that are saved. Those of libtorch's own modules have
-/// slots made for the call, which share their memory.
+/// All parameters, then the buffers that are saved. Buffers of libtorch's modules get slots for
+/// this call, which share their memory.
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 
 /// Those of saved_slots() that the files of a model hold: all but its adapters' (nn::apply_lora).
@@ -52,15 +52,15 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
 }
 
 /// Throws Error for a parameter that is a pending sum, or that is known to differ between ranks
-/// (set_distinct_along): only one copy would be saved, and the others lost.
+/// (set_distinct_along): a file has one value for each name.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);
 /// Throws Error for a parameter that is not filled.
 void check_filled(const std::vector<NamedParameter>& parameters);
 /// Throws Error for a parameter whose values cannot be set now.
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name);
 
-/// Whether a load may convert the type. Floating-point types are converted; a silent conversion of
-/// others could lose values.
+/// Whether a load may convert the type: between floating-point types only. Other conversions could
+/// lose values.
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to);
 
 /// The tensors in which a model and its files differ.

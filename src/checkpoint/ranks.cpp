@@ -110,7 +110,7 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
     for (int dim = 0; dim < shape.ndim(); ++dim) {
       replica |= spec.layout->sharded_dim(dim) < 0 && coordinate[static_cast<std::size_t>(dim)] > 0;
     }
-    // Another rank with the same elements comes first.
+    // An earlier rank has the same elements.
     if (replica) {
       continue;
     }
@@ -198,7 +198,7 @@ class Gather {
   }
 
   /// Rank 0: hands the blocks that came from each rank, in order of ranks, to the visitor.
-  // The all-to-all puts what came from lower ranks first, whatever the order of the mesh's ranks.
+  // The all-to-all orders blocks by world rank; the mesh may have another order.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {

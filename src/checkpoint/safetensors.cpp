@@ -62,8 +62,8 @@ class RunReader {
   }
 
  private:
-  /// Runs closer than this are read together. A rank's eighth of the columns, 3.5 KiB of every 28,
-  /// came from a cold disk in 0.08 s instead of 0.8; with gaps of 100 KiB it took longer.
+  /// Runs closer than this are read together. Reading an eighth of the columns, 3.5 KiB of every
+  /// 28 KiB, from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB it took longer.
   static constexpr std::uint64_t kMaxGap = std::uint64_t{64} << 10;
   /// Bytes of a joint read, which bound the buffer.
   static constexpr std::uint64_t kMaxSpan = 1 << 20;
@@ -95,7 +95,7 @@ class RunReader {
 
 static_assert(std::endian::native == std::endian::little, "safetensors is little endian");
 
-constexpr const char* kHowToMend = ": copy or write it again";
+constexpr const char* kAdvice = ": copy or write it again";
 
 }  // namespace
 
@@ -120,20 +120,20 @@ void SafetensorsFile::Impl::read_header() {
   const std::uint64_t file_bytes = file.size();
   std::uint64_t header_bytes = 0;
   TESSERA_CHECK(file_bytes >= sizeof(header_bytes), invalid(), "it has only ", file_bytes,
-                " bytes: it is truncated", kHowToMend);
+                " bytes: it is truncated", kAdvice);
   file.read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
   // Before the allocation below: the number comes from the file.
   TESSERA_CHECK(header_bytes <= kMaxHeaderBytes, invalid(), "its header claims ", header_bytes,
-                " bytes, more than ", kMaxHeaderBytes, kHowToMend);
+                " bytes, more than ", kMaxHeaderBytes, kAdvice);
   const std::uint64_t data_begin = sizeof(header_bytes) + header_bytes;
   TESSERA_CHECK(data_begin <= file_bytes, invalid(), "its header ends at ", data_begin,
-                ", but the file has only ", file_bytes, " bytes: it is truncated", kHowToMend);
+                ", but the file has only ", file_bytes, " bytes: it is truncated", kAdvice);
   std::string json(header_bytes, '\0');
   file.read_at(sizeof(header_bytes), std::as_writable_bytes(std::span(json)));
   try {
     header = parse_header(json, file_bytes - data_begin);
   } catch (const Error& error) {
-    fail(invalid(), error.what(), kHowToMend);
+    fail(invalid(), error.what(), kAdvice);
   }
   // From the start of the data to the start of the file.
   for (auto& [name, entry] : header.tensors) {
@@ -246,7 +246,7 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
 
 namespace {
 
-/// After each of these other ranks see that this one makes progress.
+/// Progress is noted after each piece of this size, for ranks that wait.
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 }  // namespace

@@ -322,7 +322,7 @@ void save(comm::World& world, const std::filesystem::path& dir, std::int64_t ste
   const comm::CallerScope caller("checkpoint::save");
   const at::NoGradGuard no_grad;
   const comm::CommunicatorPtr hosts = hosts_of_saves(world);
-  end_save_under_way(*hosts);
+  finish_pending_save(*hosts);
   save_step(*hosts, prepare_save(*hosts, dir, step, state, options));
 }
 

@@ -15,7 +15,8 @@
 
 namespace tessera::checkpoint {
 
-/// Everything that a save needs; of the model and optimizer only the memory of the blocks.
+/// Everything that a save needs. It refers to the blocks' memory, and not to the model or
+/// optimizer.
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;
@@ -46,8 +47,8 @@ namespace tessera::checkpoint {
 /// Throws Error as save() does, and PeerError.
 void save_step(comm::Communicator& hosts, PreparedSave save);
 
-/// Waits for the save under way on this group, so that the group is free. Its error, unless every
-/// rank has thrown it already, is thrown on all. Collective over `hosts`.
-void end_save_under_way(comm::Communicator& hosts);
+/// Waits for the background save that uses this group. Throws its error on all ranks, unless every
+/// rank has thrown it already. Collective over `hosts`.
+void finish_pending_save(comm::Communicator& hosts);
 
 }  // namespace tessera::checkpoint

@@ -90,14 +90,13 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
 /// rank of the world. The other slices of a sliced mesh hold copies. Throws Error for a mesh whose
 /// other slices have unknown ranks.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
-  // Nothing keeps plain tensors equal, such as the statistics of a norm: rank 0's are saved, whole,
-  // and never a mixture.
+  // Plain buffers may differ between ranks, such as the statistics of a norm. Rank 0's are saved.
   if (!tessera::is_distributed(tensor)) {
     return {{{}, {0}}};
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
-  // By the coordinate along the dimensions that shard; the others hold copies.
+  // By the coordinate along the dimensions that shard. Along other dimensions ranks hold copies.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));

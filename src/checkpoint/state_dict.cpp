@@ -168,7 +168,7 @@ namespace {
 
 using Items = std::function<std::vector<StateItem>()>;
 
-/// The dict of rank 0: its own tensors there, tensors without values on the others.
+/// The dict of rank 0: on rank 0 its tensors, on other ranks meta tensors.
 TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   nlohmann::json outline = nlohmann::json::object();
   for (const auto& [name, tensor] : state) {
@@ -221,7 +221,7 @@ void check_source(const Source& source, const StateDictOptions& options) {
   }
 }
 
-/// With two values, a tied tensor would lose one of them.
+/// A tied tensor must have the same values under all of its names.
 void check_ties(const StateItem& item, const TensorDict& state, const std::string& taken) {
   const at::Tensor one = local_tensor(state.at(taken)).detach();
   for (const std::string& name : item.names) {

@@ -105,7 +105,7 @@ bool is_of_a_save(const SafetensorsFile& file) {
 
 }  // namespace
 
-bool has_shards_of_others(const std::filesystem::path& folder) {
+bool has_torch_hf_shards(const std::filesystem::path& folder) {
   std::error_code error;
   return !std::filesystem::exists(folder / kManifestFile, error) && !is_marked(folder) &&
          !shard_files(folder).empty();

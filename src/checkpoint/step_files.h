@@ -26,7 +26,7 @@ namespace tessera::checkpoint {
 
 /// Whether a folder has what PyTorch's HuggingFaceStorageWriter writes with save_distributed:
 /// shards without a manifest, and without the marker of an unfinished save of ours.
-bool has_shards_of_others(const std::filesystem::path& folder);
+bool has_torch_hf_shards(const std::filesystem::path& folder);
 
 /// Throws Error for a folder in torch.distributed.checkpoint's own format, whose pickles are not
 /// read here. The message names a converter.

@@ -41,7 +41,7 @@ bool is_marked_by(const fs::path& folder, const std::string& run_id) {
   return marker_of(folder) == run_id;
 }
 
-/// Nothing but what a writer of the marker, killed, may have left.
+/// Whether the folder has at most the temporary file of a marker whose writer was killed.
 bool is_untouched(const fs::path& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
@@ -67,7 +67,8 @@ void remove_under_marker(const fs::path& folder) {
   std::ranges::for_each(files, remove_file);
 }
 
-/// Before the manifest is gone: half a step that stays would be of no use. No save makes folders.
+/// To be called before the manifest is removed: a step that cannot be removed must stay complete.
+/// No save makes subfolders.
 void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
@@ -187,13 +188,13 @@ void StepFolder::claim() const {
                 path_.string(), "': ", std::strerror(errno),
                 ": name a folder that may be written and has room");
   std::error_code error;
-  // A link leads to what another may keep there.
+  // A link may lead to the files of another program.
   TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
                 "' is where the step goes, and is not a folder: move it away");
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
-      remove_file(path_ / kMarker);  // the other run has come to its end since
+      remove_file(path_ / kMarker);  // another run has completed the step meanwhile
     }
     return check_not_there();
   }
@@ -242,15 +243,15 @@ void StepFolder::withdraw() const {
 void StepFolder::discard() const noexcept {
   try {
     remove_step(path_);
-  } catch (const std::exception&) {  // as the header says
+  } catch (const std::exception&) {  // errors are ignored: see the header
   }
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // this one, also where there are higher ones
+  int kept = 1;  // this step, even if there are higher ones
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
-    // What a link leads to is not this run's to remove.
+    // The target of a link may belong to another run.
     if (step == step_ || fs::is_symlink(folder, ignored)) {
       continue;
     }
@@ -330,7 +331,7 @@ std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t
 
 std::filesystem::path find_step(const std::filesystem::path& path) {
   std::error_code error;
-  if (std::filesystem::exists(path / kManifestFile, error) || has_shards_of_others(path)) {
+  if (std::filesystem::exists(path / kManifestFile, error) || has_torch_hf_shards(path)) {
     return path;
   }
   refuse_torch_checkpoint(path);

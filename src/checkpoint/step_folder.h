@@ -38,9 +38,9 @@ class StepFolder {
   void commit(const std::string& manifest) const;
   /// Removes the marker of a complete step.
   void release() const;
-  /// Removes the remains of this run's unfinished saves beside this step, and the run's steps
-  /// except this one and the highest others, `keep` in all (0: all are kept). A step that can't be
-  /// removed is left, with a warning the first time; a symbolic link to one is left alone.
+  /// Removes the remains of this run's unfinished saves, and all steps of the run but this one and
+  /// the highest others, `keep` in all (0: removes no step). A step that cannot be removed stays,
+  /// with a warning the first time. Symbolic links stay.
   void clean_up_others(int keep) const;
   /// Removes the folder. Errors are ignored: the marker is removed last, so that the next save of
   /// the run finds the remains.
@@ -54,7 +54,7 @@ class StepFolder {
   void withdraw() const;
 
  private:
-  /// One of the other steps. `kept`: how many the run keeps so far.
+  /// Handles one other step. `kept`: the number of steps that stay so far.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 

@@ -254,7 +254,7 @@ at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Dev
   return std::isinf(p) ? each.max() : each.pow(p).sum();
 }
 
-/// Transfers under way are finished first: ranks would otherwise wait for one another.
+/// Finishes pending transfers first: ranks would otherwise wait for one another.
 void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   if (mesh.size() == 1) {
     return;
@@ -262,8 +262,8 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
-/// The maximum over all ranks. Back ends differ in whether a maximum keeps a NaN, so that it
-/// travels beside the value.
+/// The maximum over all ranks. Not every back end's maximum propagates a NaN, so a second number
+/// counts NaNs.
 at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   const at::Tensor nan = value.isnan();
   const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
@@ -333,9 +333,8 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
 
 namespace {
 
-// Whose gradients are not finite, for the message of a step that has failed. Shares the ranks'
-// knowledge of gradients that are not finite: a reduction spreads the NaN of one rank over all, and
-// only the sample that FSDP kept before the reduction tells its origin.
+// The message of a step with gradients that are not finite. A reduction spreads the NaN of one rank
+// over all. FSDP records for each rank whether its gradient was finite before the reduction.
 
 /// Names of parameters; the first three are shown.
 class Names {

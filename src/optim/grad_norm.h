@@ -28,7 +28,7 @@ struct GradTerms {
 };
 
 /// Collective over the meshes of gradients that are pending sums, which are reduced. The joint
-/// mesh is options.over, or without one the largest. Throws Error if it does not hold the others.
+/// mesh is options.over, by default the largest. Throws Error if it does not contain the others.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
 /// The p-norm of all gradients, the same on every rank of the joint mesh, and what clips them to

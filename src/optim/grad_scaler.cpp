@@ -67,7 +67,7 @@ void GradScaler::check_once() const {
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// Nothing is changed yet: the factor that clips and divides is kept for step(). 1e-6 as in
+/// Changes no gradient: step() applies the factor that clips and divides. 1e-6 as in
 /// torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {

@@ -1,5 +1,5 @@
-// Local shards for optimizers and norms: their gradients, which of them adjoin in memory, and state
-// beside them.
+// Local shards for optimizers and norms: their gradients, their state, and which of them adjoin in
+// memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -62,7 +62,7 @@ class MatrixExchange {
   std::int64_t self_;
   std::vector<bool> sends_;                    ///< of this rank, for each matrix
   std::vector<std::size_t> owned_;             ///< matrices of this rank
-  std::vector<std::vector<RankShard>> parts_;  ///< beside owned_: of each rank
+  std::vector<std::vector<RankShard>> parts_;  ///< for each of owned_: of each rank
 };
 
 }  // namespace tessera::optim

@@ -106,8 +106,8 @@ bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   return true;
 }
 
-/// Sends each rank its tensors, flattened, and returns what comes, rank after rank: `from_ranks`
-/// elements of each.
+/// Sends each rank its tensors, flattened. Returns the received elements in the order of ranks:
+/// `from_ranks` elements of each.
 at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
                                     const std::vector<std::int64_t>& from_ranks,
                                     const at::Tensor& like) const {
@@ -317,7 +317,7 @@ class Muon::Exchange {
       // Offloaded shards are moved to the device on which the mesh communicates.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
-    // The assignment is kept as long as the matrices are the same.
+    // The assignment is reused while the matrices are the same.
     if (plan_ == nullptr || plan_->matrices() != matrices) {
       plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
     }
@@ -437,7 +437,7 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// By sizes, owner and name, as nothing in a model says which layers are hidden.
+/// By sizes, owner and name: a model does not say which layers are hidden.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

@@ -217,7 +217,7 @@ Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inne
                 " was asked for; it must be in [0, 1)");
 }
 
-/// A step would train the averages, and a checkpoint hold one for the other.
+/// While swapped, a step would train the averages, and a checkpoint would save them as parameters.
 void Ema::check_not_swapped() const {
   TESSERA_CHECK(!swapped_, "Ema: a step or the state was asked for while the parameters are the ",
                 "averages; call swap() again first");
@@ -249,8 +249,8 @@ void Ema::make_averages() {
   }
 }
 
-/// state() has only shown an average that nothing has written yet. A load may have filled the
-/// parameter since.
+/// An average that was never written begins as the parameter, which a load may have filled since
+/// state() made the average.
 void Ema::begin_averages() {
   make_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {

@@ -158,8 +158,8 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   return shards;
 }
 
-/// Makes what is missing, so that a checkpoint can be loaded before the first step. The tensors are
-/// the state itself: loading writes into them.
+/// Makes missing state, so that a checkpoint can be loaded before the first step. The tensors share
+/// the state's memory: a load writes into them.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
@@ -195,7 +195,7 @@ void SlotOptimizer::read_counters() {
   }
 }
 
-/// What writes to a counter from now on is not a step of this optimizer.
+/// Later writes to a counter are not steps of this optimizer.
 void SlotOptimizer::note_counters() {
   for (State& state : states_) {
     state.writes = state.step.defined() ? tessera::detail::writes_of(state.step) : 0;
@@ -204,9 +204,9 @@ void SlotOptimizer::note_counters() {
 
 namespace {
 
-/// libtorch's fused kernels on the CPU round the elements behind the last whole vector differently.
-/// This many elements are whole vectors, and their threads take multiples of them: a cache line of
-/// fp32.
+/// libtorch's fused kernels on the CPU round the elements after the last complete vector
+/// differently. This many elements are complete vectors, and threads take multiples of them: a
+/// cache line of fp32.
 constexpr std::int64_t kCacheLine = 16;
 
 /// `count` tensors that adjoin in memory, beginning with `first`, as one. A single shard keeps its
@@ -220,8 +220,8 @@ at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Tells autograd that these have changed: the kernel wrote to them through another tensor, or is
-/// one of libtorch's fused kernels, which do not report writes.
+/// Increments the version counters: the kernel wrote through another tensor, or is one of
+/// libtorch's fused kernels, which do not count writes.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);
@@ -265,7 +265,7 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
 
 void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
                                   const GradientFactor& factor) {
-  // Parameters are kept group by group, and so are their shards.
+  // The shards are in the order of the parameters, group by group.
   for (auto first = shards.begin(); first != shards.end();) {
     const std::size_t group = first->group;
     const auto last = std::find_if(
@@ -294,7 +294,7 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   for (auto& [kind, batch] : batches) {
     update_multiplied(batch, group, factor);
   }
-  // After the kernels: a version that has changed says that the values have.
+  // After the kernels, so that a changed version means changed values.
   std::ranges::for_each(runs, mark_changed);
 }
 
@@ -331,10 +331,10 @@ void SlotOptimizer::count_step(Run shards) {
 }
 
 /// Whether two shards can be updated as one tensor: they, their gradients and their states adjoin,
-/// and they have made equally many steps, since a kernel takes one step number for a tensor. The
-/// first must end with a whole vector, so that a shard's new bits never depend on its neighbours:
-/// ranks of tensor parallelism hold copies of one parameter beside unequal shards of others, and
-/// the copies would drift apart.
+/// and /// they have made equally many steps, since a kernel takes one step number for a tensor.
+/// The first must end with a complete vector, so that a shard's new bits never depend on its
+/// neighbours. Else copies of one parameter on ranks of tensor parallelism, whose neighbours have
+/// unequal sizes, would drift apart.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
@@ -391,7 +391,7 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // What the new values are rounded back into: narrower than the update, or not contiguous.
+  // The target of the new values: narrower than the update, or not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();

@@ -401,7 +401,7 @@ void make_shards_of_others(const std::filesystem::path& step) {
   }
 }
 
-TEST(ShardsOfOthers, AreNotThoseOfASaveWhoseManifestIsMissing) {
+TEST(TorchHfShards, AreNotThoseOfASaveWhoseManifestIsMissing) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 5);
   std::filesystem::remove(dir / "step-00000001/manifest.json");
@@ -410,7 +410,7 @@ TEST(ShardsOfOthers, AreNotThoseOfASaveWhoseManifestIsMissing) {
 }
 
 /// As PyTorch's writer leaves a folder.
-TEST(ShardsOfOthers, AreLoadedWithoutAManifest) {
+TEST(TorchHfShards, AreLoadedWithoutAManifest) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 5);
   make_shards_of_others(dir / "step-00000001");

@@ -77,15 +77,15 @@ void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem
                              const std::string& config_json,
                              std::optional<c10::ScalarType> dtype = {});
 
-/// What a model's folder has beside the weights and config.json, by their names in the folder: the
-/// files of the tokenizer, its chat templates, and generation_config.json.
+/// The files of a model's folder other than the weights and config.json, by their names in the
+/// folder: the tokenizer's files, chat templates, and generation_config.json.
 using FilesBesideWeights = std::map<std::string, std::filesystem::path>;
 /// Those that a folder has. Throws Error for a link to a file that is not there.
 FilesBesideWeights files_beside_weights(const std::filesystem::path& model);
 /// Copies them, each complete or not at all. To be called before the weights are exported, on one
 /// rank: so a model is never there without them. Files with the same bytes stay as they are. Throws
-/// Error, before anything is written, for a folder that has others, or more of them, which could
-/// not be replaced together with its weights.
+/// Error, before anything is written, for a folder that has other or further files of this kind,
+/// which could not be replaced together with its weights.
 void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 /// Throws what that would throw, before a long training. Makes nothing. Not collective.
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
@@ -112,7 +112,7 @@ namespace tessera::checkpoint {
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's form, for
 /// `PeftModel.from_pretrained(model, folder)`: adapter_model.safetensors, whose tensors are
 /// base_model.model.FQN.lora_A.weight, and adapter_config.json. `base_model`: the folder or the
-/// name of the model that the adapters were trained beside, as that file gives it.
+/// name of the base model of the adapters, to be written to that file.
 ///
 /// Collective over `world`; rank 0 writes, as save_hugging_face() does: files appear whole. Throws
 /// Error on all ranks, before anything is sent, for a model without adapters or with adapters of

@@ -17,16 +17,16 @@ std::filesystem::path find_step(const std::filesystem::path& path);
 
 // Sharded checkpoints seen from outside, without ranks and without loading a tensor.
 
-/// What a step holds, in lines to be read: its run, mesh and entries, and its tensors. Throws Error
+/// A description of a step, in lines: its run, mesh and entries, and its tensors. Throws Error
 /// for a manifest that is not valid.
 std::string describe_step(const std::filesystem::path& step);
 
 /// Called with the number of bytes read so far, and of all.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
 
-/// Reads every byte of a step, a MiB at a time, and compares it with the manifest. What is wrong: a
-/// line each, which names the file, the place and the tensors there. Throws Error for a manifest
-/// that is not valid.
+/// Reads every byte of a step, a MiB at a time, and compares it with the manifest. Returns a line
+/// for each fault, which names the file, the offset and the tensors there. Throws Error for a
+/// manifest that is not valid.
 std::vector<std::string> verify_step(const std::filesystem::path& step,
                                      const Progress& progress = {});
 
@@ -53,22 +53,22 @@ namespace tessera::checkpoint {
 /// A run_id that no other run has, drawn by rank 0. Collective over `world`.
 std::string new_run_id(comm::World& world);
 
-/// The run_id of a step that was saved whole. Throws Error if there is no such step, and if `dir`
-/// has a whole step of another run, whichever of the two is the newer: the message names both. Rank
-/// 0 reads the manifests of all steps and tells the others. Collective over `world`.
+/// The run_id of a complete step. Throws Error if there is no such step, and if `dir`
+/// has a complete step of another run: the message names both. Rank 0 reads the manifests of all
+/// steps and broadcasts the result. Collective over `world`.
 std::string run_of_step(comm::World& world, const std::filesystem::path& dir, std::int64_t step);
 
 /// The run_id of the newest unfinished save in `dir`; nullopt if there is none. Rank 0 looks and
 /// tells the others. Collective over `world`.
 std::optional<std::string> unfinished_run(comm::World& world, const std::filesystem::path& dir);
 
-/// The highest step in `dir`, of those below `before`, that was saved whole, by its manifest;
-/// nullopt if there is none. Rank 0 looks and tells the others. Collective over `world`.
+/// The highest complete step in `dir` below `before`; nullopt if there is none. Rank 0 reads the
+/// folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> newest_step(comm::World& world, const std::filesystem::path& dir,
                                         std::optional<std::int64_t> before = std::nullopt);
 
-/// The highest step in `dir`, whole or damaged, without remains of unfinished saves; nullopt if
-/// there is none. Rank 0 looks and tells the others. Collective over `world`.
+/// The highest step in `dir`, complete or damaged, without remains of unfinished saves; nullopt if
+/// there is none. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
 /// The steps later than `after`, also damaged ones, that a run which continues from `after` has to

@@ -105,9 +105,9 @@ class OptimizerList : public Optimizer {
 /// An optimizer that also keeps an exponential moving average of the parameters that are trained
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
 /// parameter. The average begins as the parameters are before the first step, unless a load has
-/// filled it. It is kept beside the local shards, in fp32 where these are narrower, and is part of
-/// the state as "ema": checkpoints hold it, and a resumed run continues it exactly. It needs no
-/// communication.
+/// filled it. Each rank stores it for its local shards, in fp32 if these are narrower, and it is
+/// part of the state as "ema": checkpoints hold it, and a resumed run continues it exactly. It
+/// needs no communication.
 class Ema final : public Optimizer {
  public:
   /// Throws Error unless 0 <= decay < 1, and for no optimizer.
@@ -120,7 +120,7 @@ class Ema final : public Optimizer {
   /// Exchanges the parameters with their averages, for evaluation or an export; a second call gives
   /// them back: in between, step() and state() throw Error. Not to be called between a forward and
   /// its backward. Not collective. Throws Error, before anything is changed, for parameters
-  /// narrower than fp32, which would not come back as they were.
+  /// narrower than fp32, whose values would be rounded.
   void swap();
 
  private:
@@ -136,7 +136,7 @@ class Ema final : public Optimizer {
 
   std::shared_ptr<Optimizer> inner_;
   double decay_;
-  std::vector<at::Tensor> averages_;  ///< beside parameters(); undefined for frozen ones
+  std::vector<at::Tensor> averages_;  ///< for each of parameters(); undefined for frozen ones
   bool swapped_ = false;              ///< the parameters are the averages now
 };
 
