@@ -130,6 +130,33 @@ const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector
   return slot.get();
 }
 
+std::vector<std::string> DeviceMesh::Family::dims_of_root(const Impl& mesh) {
+  const MeshShape& all = mesh.root->shape;
+  const std::vector<std::string>& own = mesh.shape.names();
+  const auto is_of_root = [&](const std::string& name) {
+    return std::ranges::find(all.names(), name) != all.names().end();
+  };
+  if (all.names().empty() || std::ranges::all_of(own, is_of_root)) {
+    return own;
+  }
+  const auto coordinate_of = [&](int rank) {
+    const std::vector<int>& ranks = mesh.root->ranks;
+    return all.coordinate(std::ranges::find(ranks, rank) - ranks.begin());
+  };
+  const std::vector<std::int64_t> first = coordinate_of(mesh.ranks.front());
+  std::vector<int> dims;
+  std::vector<std::string> names;
+  for (int dim = 0; dim < all.ndim(); ++dim) {
+    const auto at = static_cast<std::size_t>(dim);
+    const auto differs = [&](int rank) { return coordinate_of(rank)[at] != first[at]; };
+    if (std::ranges::any_of(mesh.ranks, differs)) {
+      dims.push_back(dim);
+      names.push_back(all.names()[at]);
+    }
+  }
+  return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
+}
+
 /// One name means one list of dimensions for all slices of a root. Dimensions that were flattened
 /// before count as those that they consist of.
 std::vector<std::string> DeviceMesh::Family::remember_flattened(

@@ -56,6 +56,9 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   /// The one mesh with these ranks and this shape that comes from `root` (nullptr: from none).
   const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape);
 
+  /// The dimensions of the root that have the ranks of `mesh` in its order; the mesh's own, which
+  /// unflatten() may have made, if there are none.
+  static std::vector<std::string> dims_of_root(const Impl& mesh);
   /// Remembers that `name` is the flattening of `dims` of `root`, so that slicing finds it. Returns
   /// the dimensions that the name stands for already, if they are others.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,

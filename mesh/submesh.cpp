@@ -101,31 +101,6 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// The dimensions of the root that have these ranks in this order; this mesh's own, which
-/// unflatten() may have made, if there are none.
-std::vector<std::string> DeviceMesh::dims_of_root() const {
-  const MeshShape& all = impl().root->shape;
-  const std::vector<std::string>& own = shape().names();
-  if (std::ranges::all_of(own, [&](const auto& name) { return has(all.names(), name); })) {
-    return own;
-  }
-  const auto coordinate_of = [&](int rank) {
-    return all.coordinate(std::ranges::find(impl().root->ranks, rank) - impl().root->ranks.begin());
-  };
-  const std::vector<std::int64_t> first = coordinate_of(ranks().front());
-  std::vector<int> dims;
-  std::vector<std::string> names;
-  for (int dim = 0; dim < all.ndim() && !all.names().empty(); ++dim) {
-    const auto at = static_cast<std::size_t>(dim);
-    if (std::ranges::any_of(ranks(),
-                            [&](int rank) { return coordinate_of(rank)[at] != first[at]; })) {
-      dims.push_back(dim);
-      names.push_back(all.names()[at]);
-    }
-  }
-  return ranks_through(impl().root->ranks, all, first, dims) == ranks() ? names : own;
-}
-
 /// The name is remembered for the root, so that every slice of it finds the flattening. A mesh
 /// without names has nothing that could be remembered. Other dimensions are fine if they have the
 /// same ranks in the same order, as those of an unflattened mesh.
@@ -140,7 +115,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
                 "' is a dimension of the mesh it comes from; choose another name");
   if (!shape().names().empty()) {
     const std::vector<std::string> known =
-        impl().family->remember_flattened(impl().root, flat, dims_of_root());
+        impl().family->remember_flattened(impl().root, flat, Family::dims_of_root(impl()));
     TESSERA_CHECK(known.empty(), to_string(*this), ": the flattened name '", flat,
                   "' already stands for the dimensions ", listed(known), "; choose another name");
   }

@@ -104,7 +104,6 @@ class DeviceMesh {
   DeviceMesh relative(std::vector<int> ranks, MeshShape shape) const;
   DeviceMesh slice_dims(const std::vector<std::string>& names) const;
   std::vector<int> dims_called(std::string_view name) const;
-  std::vector<std::string> dims_of_root() const;
   void check_member(const char* wish) const;
   std::shared_ptr<const Impl> impl_;
 };
