@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tessera/comm/world.h"
-#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/functional.h"
 

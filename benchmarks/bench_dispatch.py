@@ -12,6 +12,7 @@ import argparse
 import csv
 import io
 import os
+import pathlib
 import re
 import subprocess
 import time
@@ -24,6 +25,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.benchmark import Timer
+
+import results
 
 
 # So many of an operator's last inputs are replicated, as weights are; the others are Shard(0).
@@ -158,6 +161,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--program", default="build/bin/bench_dispatch")
     parser.add_argument("--min-time", type=float, default=0.05)
+    parser.add_argument("--out", type=pathlib.Path, help="writes the raw results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ours = tessera(options.program, options.min_time)
@@ -169,6 +173,8 @@ def main():
             print(f"{name:24}{added:10.2f}")
         else:
             print(f"{name:24}{added:10.2f}{other:10.2f}{other / max(added, 1e-3):8.0f}")
+    if options.out:
+        results.write(options.out, {"tessera_us": ours, "pytorch_us": theirs})
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ import sys
 import tempfile
 import time
 
+import results
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "examples"))
 import programs  # noqa: E402
@@ -98,6 +100,7 @@ def parse_arguments():
     parser.add_argument("--flags", default="")
     parser.add_argument("--against")
     parser.add_argument("--against-bin", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, help="writes the raw results of each round")
     return parser.parse_args()
 
 
@@ -117,7 +120,7 @@ def sides(args, common, metrics, world):
 def main():
     args = parse_arguments()
     world = args.dp * args.tp
-    ratios = []
+    ratios, rounds = [], []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         model = programs.make_model(folder, config_of(args))
@@ -131,10 +134,14 @@ def main():
             a, waited, loss_a, peak_a = measure(first, metrics)
             b, _, loss_b, peak_b = measure(second, metrics)
             ratios.append(b / a)
+            rounds.append({"tessera_s": a, "other_s": b, "tessera_peak_bytes": peak_a, "other_peak_bytes": peak_b,
+                           "tessera_loss": loss_a, "other_loss": loss_b})
             print(f"round {i + 1}: tessera {a * 1e3:8.1f} ms {peak_a / 2**20:6.0f} MiB   "
                   f"other {b * 1e3:8.1f} ms {peak_b / 2**20:6.0f} MiB   ratio {b / a:5.2f}   "
                   f"final loss {loss_a:.5f} / {loss_b:.5f}   tessera waited for data {waited:.3%}", flush=True)
     print(f"median ratio (other / tessera): {statistics.median(ratios):.2f}")
+    if args.out:
+        results.write(args.out, {"rounds": rounds})
 
 
 if __name__ == "__main__":

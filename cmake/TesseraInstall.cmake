@@ -1,5 +1,5 @@
 # The install tree: headers, libraries, programs and the package that find_package(tessera) reads; and
-# that tree as a tarball (cpack, docs/install/package.md).
+# that tree as a tarball (cpack, docs/install.md).
 include(CMakePackageConfigHelpers)
 
 set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)

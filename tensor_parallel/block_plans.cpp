@@ -65,16 +65,11 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
 /// Distributed between the Linears: the ranks need not divide the width of an MLP.
 ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names,
                              const BlockPlanOptions& options) {
-  ParallelizePlan plan{gathered(fqn, options)};
-  if (options.fused_gate_up) {
-    plan.emplace_back(nn::join_fqn(fqn, names.fused), fused_colwise_parallel());
-  } else {
-    const StylePtr width = colwise_parallel();
-    plan.emplace_back(nn::join_fqn(fqn, names.gate), width);
-    plan.emplace_back(nn::join_fqn(fqn, names.up), width);
-  }
-  plan.emplace_back(nn::join_fqn(fqn, names.down), back(options));
-  return plan;
+  const StylePtr width = colwise_parallel();
+  return {gathered(fqn, options),
+          {nn::join_fqn(fqn, names.gate), width},
+          {nn::join_fqn(fqn, names.up), width},
+          {nn::join_fqn(fqn, names.down), back(options)}};
 }
 
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names,

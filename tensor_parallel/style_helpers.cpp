@@ -9,9 +9,9 @@
 #include "equal_copies.h"
 #include "gathered_input.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/agreed_sizes.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
@@ -53,8 +53,8 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
 /// In nn::Hooked, or inside of what one holds.
 template <class M>
 bool holds(const nn::ModuleBase& module) {
-  const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
-  return holder != nullptr && dynamic_cast<const M*>(&holder->held_module()) != nullptr;
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
+  return holder != nullptr && dynamic_cast<const M*>(&holder->adopted_module()) != nullptr;
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "examples/llama/config_file.h"
-#include "tessera/core/end_program.h"
 #include "tessera/core/error.h"
+#include "tessera/core/process.h"
 
 namespace llama {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/core/hub_cache.h"
-#include "tessera/core/nearest.h"
+#include "tessera/core/text.h"
 
 namespace CLI {
 class App;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/data/fingerprint.h"
+#include "tessera/data/text.h"
 
 namespace llama {
 

@@ -86,7 +86,6 @@ void register_scaled_product() {
 const bool kIsRuled = (register_scaled_product(), true);  // before main(), as the operator
 // [rule]
 
-// [local_map]
 /// softmax over a split dimension: the maximum and the sum are all-reduced explicitly. Forward
 /// only: a communicator's collectives have no gradient.
 at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
@@ -105,7 +104,6 @@ at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
   return local_map(on_parts, {x}, mesh, {{Shard{1}}},
                    {.in_placements = {Placements{Shard{1}}}, .out_sizes = {x.sizes().vec()}})[0];
 }
-// [local_map]
 
 void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();

@@ -20,7 +20,6 @@ struct Scale : nn::Module<Scale> {
   nn::Parameter scale;
 };
 
-// [style]
 /// For a Scale: each rank has the factors of its features.
 class FeaturewiseParallel final : public tensor_parallel::ParallelStyle {
  public:
@@ -41,7 +40,6 @@ class FeaturewiseParallel final : public tensor_parallel::ParallelStyle {
     });
   }
 };
-// [style]
 
 struct Model : nn::Module<Model> {
   Model() {

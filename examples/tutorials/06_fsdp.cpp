@@ -20,7 +20,6 @@ struct Mlp : nn::Module<Mlp> {
   std::shared_ptr<nn::Linear> up, down;
 };
 
-// [optimizer]
 struct LionOptions {
   double lr = 1e-4;
   double beta1 = 0.9;
@@ -47,9 +46,7 @@ class Lion final : public optim::GroupedOptimizer<LionOptions> {
     }
   }
 };
-// [optimizer]
 
-// [extension]
 /// The weights travel as 8-bit numbers with a scale for each rank's shard; biases as they are.
 std::optional<fsdp::AllGatherExtension> in_8_bits(const std::string& name, const at::Tensor&) {
   if (!name.ends_with("weight")) {
@@ -65,9 +62,7 @@ std::optional<fsdp::AllGatherExtension> in_8_bits(const std::string& name, const
   };
   return extension;
 }
-// [extension]
 
-// [policy]
 /// Modules with many parameters are units; the others belong to the root's.
 std::optional<fsdp::UnitOptions> large_modules(const fsdp::Candidate& candidate) {
   if (candidate.numel < 10'000) {
@@ -77,7 +72,6 @@ std::optional<fsdp::UnitOptions> large_modules(const fsdp::Candidate& candidate)
   options.all_gather_extension = in_8_bits;
   return options;
 }
-// [policy]
 
 void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();

@@ -13,7 +13,6 @@
 
 using namespace tessera;
 
-// [communicator]
 /// Sums in double precision and in the order of the ranks, so that every back end gives the same
 /// bits. It has two of the five collectives; the others throw an Error that says so.
 class OrderedSums final : public comm::Communicator {
@@ -44,7 +43,6 @@ class OrderedSums final : public comm::Communicator {
 
   comm::CommunicatorPtr inner_;
 };
-// [communicator]
 
 void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();

@@ -7,6 +7,7 @@
 #include "examples/vit/options.h"
 #include "examples/vit/stripes.h"
 #include "examples/vit/vit.h"
+#include "tessera/kernels/fused.h"
 
 using namespace tessera;
 using vit::Options;
@@ -105,6 +106,7 @@ void plan(const Options& o) {
 }
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return comm::run_main([&] {
     if (const std::optional<Options> options = vit::parse(argc, argv)) {
       (options->plan ? plan : train)(*options);

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "tessera/internals/detail/memory_under_tensors.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::fsdp {
 

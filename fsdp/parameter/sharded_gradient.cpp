@@ -10,7 +10,7 @@
 #include "parameter/sharded_parameter.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
-#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/backward.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {

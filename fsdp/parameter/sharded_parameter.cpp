@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/leaf_node.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/module.h"

@@ -14,7 +14,7 @@
 #include "parameter/shard_shape.h"
 #include "parameter/unreduced_gradient.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::fsdp {

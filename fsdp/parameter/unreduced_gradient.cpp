@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::fsdp {
 

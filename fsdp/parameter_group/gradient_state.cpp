@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 
 namespace tessera::fsdp {
 namespace {

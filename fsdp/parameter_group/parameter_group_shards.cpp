@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/memory_under_tensors.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/threads.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {

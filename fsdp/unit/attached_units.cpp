@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/call_context.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/detail/stand_in_gradient.h"

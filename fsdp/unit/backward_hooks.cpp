@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/internals/detail/gradient_hooks.h"
-#include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/guarded_view.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::fsdp {
 namespace {

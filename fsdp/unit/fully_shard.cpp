@@ -14,8 +14,8 @@
 #include "tessera/fsdp/detail/units_under_way.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/batch_ranks.h"
-#include "tessera/nn/detail/held_submodule.h"
 #include "unit/attached_units.h"
 #include "unit/stock_modules.h"
 #include "unit/unit.h"
@@ -32,7 +32,7 @@ void check_module(const nn::ModuleBase* module) {
       dynamic_cast<const nn::ModuleList*>(module) == nullptr,
       "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
       "in it");
-  TESSERA_CHECK(dynamic_cast<const nn::HeldSubmodule*>(module) == nullptr, "fully_shard: a ",
+  TESSERA_CHECK(dynamic_cast<const nn::AdoptedModule*>(module) == nullptr, "fully_shard: a ",
                 module->name(),
                 " inside of a module in nn::Hooked is called without hooks, which would gather it; "
                 "apply it to the module that nn::Hooked holds");

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "agreement/step_agreement.h"
-#include "tessera/core/detail/environment_switch.h"
-#include "tessera/dtensor/detail/end_of_backward.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/core/detail/environment.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/internals/detail/backward.h"
 #include "unit/unit.h"
 
 namespace tessera::fsdp {

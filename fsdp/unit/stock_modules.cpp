@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/visit_modules.h"
 #include "unit/attached_units.h"
 
@@ -16,8 +16,8 @@ namespace {
 
 /// What nn::Hooked holds; any other module itself.
 const torch::nn::Module& held_or_own(const torch::nn::Module& module) {
-  const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
-  return holder == nullptr ? module : holder->held_module();
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
+  return holder == nullptr ? module : holder->adopted_module();
 }
 
 bool makes_sparse_gradients(const torch::nn::Module& module) {

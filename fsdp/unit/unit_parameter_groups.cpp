@@ -12,10 +12,10 @@
 
 #include "comm/data_mesh.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
 

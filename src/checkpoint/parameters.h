@@ -15,7 +15,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/error.h"
-#include "tessera/core/part_rows.h"
+#include "tessera/core/layout_math.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
 

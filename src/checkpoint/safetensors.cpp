@@ -21,7 +21,7 @@
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::checkpoint {
 namespace {

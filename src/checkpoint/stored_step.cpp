@@ -16,7 +16,7 @@
 #include "tessera/comm/detail/work_progress.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/state_of_thread.h"
+#include "tessera/internals/detail/threads.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -11,7 +11,7 @@
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/export.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {

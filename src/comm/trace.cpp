@@ -3,7 +3,7 @@
 
 #include "tessera/comm/trace.h"
 
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,3 +1,5 @@
+// CRC-32C by a table, and by the instruction of SSE 4.2 where the processor has it.
+
 #include "tessera/core/detail/crc32c.h"
 
 #include <array>
@@ -10,10 +12,10 @@
 namespace tessera::detail {
 namespace {
 
-/// The polynomial, with the coefficient of x^31 in the lowest bit.
+/// The polynomial; the coefficient of x^31 is in the lowest bit.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 
-/// The remainder of each byte.
+/// The change that each byte makes to the sum.
 constexpr std::array<std::uint32_t, 256> kTable = [] {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
@@ -26,7 +28,16 @@ constexpr std::array<std::uint32_t, 256> kTable = [] {
   return table;
 }();
 
+std::uint32_t by_table(std::span<const std::byte> bytes, std::uint32_t before) {
+  std::uint32_t crc = ~before;
+  for (const std::byte byte : bytes) {
+    crc = (crc >> 8) ^ kTable[(crc ^ static_cast<std::uint32_t>(byte)) & 0xffU];
+  }
+  return ~crc;
+}
+
 #if defined(__x86_64__)
+/// Eight bytes an instruction.
 __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes,
                                                                std::uint32_t before) {
   std::uint64_t crc = ~before;
@@ -45,22 +56,20 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const s
 
 }  // namespace
 
-std::uint32_t crc32c_by_table(std::span<const std::byte> bytes, std::uint32_t before) {
-  std::uint32_t crc = ~before;
-  for (const std::byte byte : bytes) {
-    crc = (crc >> 8) ^ kTable[(crc ^ static_cast<std::uint32_t>(byte)) & 0xffU];
+std::vector<Crc32cWay> crc32c_ways() {
+  std::vector<Crc32cWay> ways;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("sse4.2") != 0) {
+    ways.push_back({"instruction", by_instruction});
   }
-  return ~crc;
+#endif
+  ways.push_back({"table", by_table});
+  return ways;
 }
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
-#if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-  if (has_instruction) {
-    return by_instruction(bytes, before);
-  }
-#endif
-  return crc32c_by_table(bytes, before);
+  static const auto sum = crc32c_ways().front().sum;
+  return sum(bytes, before);
 }
 
 }  // namespace tessera::detail

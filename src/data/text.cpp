@@ -1,16 +1,21 @@
-// Plain text as training data, for small examples.
 #include "tessera/data/text.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tessera/core/detail/text_faults.h"
+#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+#include "unicode.h"
 
 namespace tessera::data {
 
@@ -50,6 +55,106 @@ double bigram_entropy(std::string_view text) {
     }
   }
   return nats / static_cast<double>(text.size() - 1);
+}
+
+namespace {
+
+/// nlohmann's parser keeps its place on the heap: depth costs memory only.
+nlohmann::json parse_line(std::string_view line, const std::string& origin) {
+  TESSERA_CHECK(!line.starts_with(detail::kByteOrderMark), origin,
+                ": the line begins with a byte order mark; save the file without one");
+  try {
+    return nlohmann::json::parse(line);
+  } catch (const nlohmann::json::exception& error) {
+    fail(origin, ": the line is not JSON (", error.what(), ")", detail::json_hint(error.what()),
+         "; give a file with one JSON object a line");
+  }
+}
+
+}  // namespace
+
+std::vector<JsonTexts> json_text_lists(std::string_view line,
+                                       const std::vector<std::string>& fields,
+                                       const std::string& origin) {
+  const nlohmann::json object = parse_line(line, origin);
+  TESSERA_CHECK(object.is_object(), origin,
+                ": the line is no JSON object; give a file with one JSON object a line");
+  std::vector<JsonTexts> all;
+  for (const std::string& field : fields) {
+    const auto found = object.find(field);
+    TESSERA_CHECK(found != object.end(), origin, ": the object has no field \"", printable(field),
+                  "\"; name the one that it has");
+    JsonTexts& texts = all.emplace_back();
+    texts.is_list = found->is_array();
+    const auto add = [&](const nlohmann::json& value) {
+      TESSERA_CHECK(value.is_string(), origin, ": the field \"", printable(field),
+                    "\" must be a text, but it is of the kind ", value.type_name(),
+                    "; correct it, or name another field");
+      texts.texts.push_back(value.get<std::string>());
+    };
+    if (texts.is_list) {
+      std::ranges::for_each(*found, add);
+    } else {
+      add(*found);
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> json_texts(std::string_view line, const std::vector<std::string>& fields,
+                                    const std::string& origin) {
+  std::vector<std::string> texts;
+  for (JsonTexts& field : json_text_lists(line, fields, origin)) {
+    TESSERA_CHECK(!field.is_list, origin, ": the field \"", printable(fields[texts.size()]),
+                  "\" must be a text, but it is of the kind array; correct it, or name another "
+                  "field");
+    texts.push_back(std::move(field.texts.front()));
+  }
+  return texts;
+}
+
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+namespace {
+
+constexpr std::uint64_t kPieces = 64;
+constexpr std::uint64_t kPieceBytes = 4096;
+
+/// Where the pieces of a file begin: one behind the other if they cover it.
+std::vector<std::uint64_t> piece_offsets(std::uint64_t bytes) {
+  std::vector<std::uint64_t> offsets;
+  if (bytes <= kPieces * kPieceBytes) {
+    for (std::uint64_t offset = 0; offset < bytes; offset += kPieceBytes) {
+      offsets.push_back(offset);
+    }
+    return offsets;
+  }
+  for (std::uint64_t i = 0; i < kPieces; ++i) {
+    offsets.push_back(i * (bytes - kPieceBytes) / (kPieces - 1));
+  }
+  return offsets;
+}
+
+}  // namespace
+
+FileFingerprint fingerprint(const std::string& path) {
+  const files::InputFile file(path, "a file of training data");
+  FileFingerprint result{std::filesystem::path(path).filename().string(), file.size(), 0};
+  std::vector<std::byte> piece;
+  for (const std::uint64_t offset : piece_offsets(file.size())) {
+    piece.resize(std::min(kPieceBytes, file.size() - offset));
+    file.read_at(offset, piece);
+    result.sum = detail::crc32c(piece, result.sum);
+  }
+  return result;
+}
+
+std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files) {
+  std::vector<FileFingerprint> results;
+  std::ranges::transform(files, std::back_inserter(results), fingerprint);
+  return results;
 }
 
 }  // namespace tessera::data

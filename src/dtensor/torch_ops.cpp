@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "rank/rank_state.h"
+#include "rank/rank.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

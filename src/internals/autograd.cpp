@@ -1,19 +1,23 @@
-#include "tessera/internals/detail/autograd_record.h"
-#include "tessera/internals/detail/guarded_view.h"
-#include "tessera/internals/detail/node_hooks.h"
-#include "tessera/internals/detail/refused_gradient.h"
-#include "tessera/internals/detail/running_backward.h"
-
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <memory>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
+
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {
@@ -106,6 +110,156 @@ std::optional<std::uint64_t> origin_of_running_node() {
 
 void queue_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+namespace {
+
+/// What nodes show to classes that derive from them.
+struct Opened : Node {
+  static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
+};
+
+/// Whether the backward of this thread adds to the gradients of all leaves that it reaches.
+bool accumulates_all() {
+  const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+  return asked != nullptr && asked->empty() && !c10::GradMode::is_enabled();
+}
+
+}  // namespace
+
+OpenGradient::OpenGradient(Node& node, const Edge& edge) {
+  LeafNode* leaf = as_leaf(edge);
+  if (leaf == nullptr || !accumulates_all() || leaf->stream() != node.stream() ||
+      has_hooks_of_program(*leaf)) {
+    return;
+  }
+  std::unique_lock lock(Opened::mutex_of(*leaf));
+  const at::Tensor& gradient = leaf->variable.grad();
+  if (gradient.defined() && !gradient.requires_grad()) {
+    tensor_ = gradient;
+    lock_ = std::move(lock);
+  }
+}
+
+namespace {
+
+using torch::autograd::FunctionPreHook;
+using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
+
+/// A class rather than a lambda, so that it is found among the hooks of a tensor or a node.
+struct Tagged {
+  OwnHook what;
+  std::function<at::Tensor(const at::Tensor&)> hook;
+
+  at::TensorBase operator()(const at::TensorBase& gradient) const {
+    return hook(at::Tensor(gradient));
+  }
+};
+
+/// A hook that was taken away leaves its place in the list.
+bool is_of_program(const CppHook& hook) {
+  return hook && hook.target<Tagged>() == nullptr;
+}
+
+// libtorch does not export the type information of its hooks' classes. So dynamic_cast to them does
+// not link, nor a sanitizer's check of a cast or an access; an object itself only tells its class's
+// mangled name.
+#define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
+
+/// `hook` if it is a T.
+template <class T>
+TESSERA_WITHOUT_TYPE_CHECK const T* hook_cast(const FunctionPreHook& hook,
+                                              std::string_view mangled) {
+  return typeid(hook).name() == mangled ? static_cast<const T*>(&hook) : nullptr;
+}
+
+TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreHook>& hook) {
+  const auto* list = hook_cast<torch::autograd::CppFunctionTensorPreHook>(
+      *hook, "N5torch8autograd24CppFunctionTensorPreHookE");
+  if (list != nullptr) {
+    return std::ranges::any_of(*list->hooks_,
+                               [](const CppHook& each) { return is_of_program(each); });
+  }
+  const auto* single = hook_cast<torch::autograd::CppFunctionSingleTensorPreHook>(
+      *hook, "N5torch8autograd30CppFunctionSingleTensorPreHookE");
+  return single == nullptr || is_of_program(single->hook_);
+}
+
+/// Whether a torch::autograd::Function made the node, or its class is neither libtorch's nor the
+/// library's.
+TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& node) {
+  const std::string_view mangled = typeid(node).name();
+  if (mangled.starts_with("N5torch8autograd")) {
+    return mangled.starts_with("N5torch8autograd7CppNodeI") ||
+           mangled == "N5torch8autograd6PyNodeE";
+  }
+  return !mangled.starts_with("N7tessera");
+}
+
+}  // namespace
+
+void add_own_hook(const at::Tensor& tensor, OwnHook what,
+                  std::function<at::Tensor(const at::Tensor&)> hook) {
+  at::impl::GetVariableHooks()->_register_hook(tensor, Tagged{what, std::move(hook)});
+}
+
+bool has_own_hook(const at::Tensor& tensor, OwnHook what) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && meta->cpp_hooks_list_ != nullptr &&
+         std::ranges::any_of(*meta->cpp_hooks_list_, [&](const CppHook& hook) {
+           const auto* tagged = hook.target<Tagged>();
+           return tagged != nullptr && tagged->what == what;
+         });
+}
+
+BackwardCode backward_code() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) {
+    return BackwardCode::kNone;
+  }
+  return is_node_of_program(*node) || has_hooks_of_program(*node) ? BackwardCode::kFormulaOrProgram
+                                                                  : BackwardCode::kFormula;
+}
+
+bool has_hooks_of_program(torch::autograd::Node& node) {
+  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
+  return std::ranges::any_of(node.tensor_pre_hooks(), of_program) || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
+}
+
+bool has_hooks(const at::Tensor& leaf) {
+  return !torch::autograd::impl::hooks(leaf).empty();
+}
+
+at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
+  torch::autograd::variable_list gradients{gradient};
+  for (const auto& hook : torch::autograd::impl::hooks(leaf)) {
+    gradients = (*hook)(gradients);
+  }
+  return gradients.front();
+}
+
+void call_hook_after_grad(const at::Tensor& leaf) {
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf)) {
+    (*hook)(leaf);
+  }
+}
+
+void move_hooks(const at::Tensor& from, const at::Tensor& to) {
+  namespace impl = torch::autograd::impl;
+  const auto* meta = impl::get_autograd_meta(from);
+  if (meta->cpp_hooks_list_ != nullptr) {
+    to.register_hook([hooks = meta->cpp_hooks_list_](at::Tensor gradient) {
+      for (const CppHook& hook : *hooks) {
+        const at::Tensor changed(hook ? hook(gradient) : at::TensorBase());
+        gradient = changed.defined() ? changed : gradient;
+      }
+      return gradient;
+    });
+  }
+  if (auto& hook = impl::post_acc_grad_hooks(from)) {
+    impl::set_post_acc_grad_hooks(to, std::move(hook));
+  }
 }
 
 }  // namespace tessera::detail

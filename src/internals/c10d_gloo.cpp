@@ -1,4 +1,4 @@
-#include "tessera/internals/detail/c10d_gloo.h"
+#include "tessera/internals/detail/c10d.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 

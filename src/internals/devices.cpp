@@ -1,14 +1,14 @@
-#include "tessera/internals/detail/devices.h"
-#include "tessera/internals/detail/cpu_allocator.h"
-#include "tessera/internals/detail/cuda_presence.h"
-
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <cstddef>
+#include <set>
 #include <typeinfo>
+
+#include "tessera/internals/detail/devices.h"
 
 namespace tessera::detail {
 
@@ -62,6 +62,30 @@ c10::Allocator* cpu_allocator() {
 
 void set_cpu_allocator(c10::Allocator* allocator) {
   c10::SetCPUAllocator(allocator, /*priority=*/255);
+}
+
+namespace profiler = torch::autograd::profiler;
+
+bool profiler_runs() {
+  return profiler::profilerEnabled();
+}
+
+void begin_profile(bool gpu) {
+  std::set<profiler::ActivityType> activities{profiler::ActivityType::CPU};
+  if (gpu) {
+    activities.insert(profiler::ActivityType::CUDA);
+  }
+  const profiler::ProfilerConfig config(profiler::ProfilerState::KINETO);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+}
+
+void drop_profile() {
+  profiler::disableProfiler();
+}
+
+void save_profile(const std::string& file) {
+  profiler::disableProfiler()->save(file);
 }
 
 }  // namespace tessera::detail

@@ -1,10 +1,4 @@
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/memory_under_tensors.h"
-#include "tessera/internals/detail/placeholder_tensor.h"
-#include "tessera/internals/detail/shape_geometry.h"
-#include "tessera/internals/detail/shapes_by_libtorch.h"
-#include "tessera/internals/detail/tensor_wrapper.h"
-
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/native/ConvUtils.h>
@@ -14,6 +8,11 @@
 
 #include <cstddef>
 #include <utility>
+
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensor_wrapper.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {
@@ -112,6 +111,25 @@ at::Tensor meta_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::Sc
 
 void replay_views() {
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+}
+
+}  // namespace tessera::detail
+
+namespace at::native {
+
+void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta, float alpha);
+
+}  // namespace at::native
+
+namespace tessera::detail {
+
+bool has_onednn() {
+  return at::Context::hasMKLDNN() && at::globalContext().userEnabledMkldnn();
+}
+
+void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, float beta,
+                    float alpha) {
+  at::native::mkldnn_matmul(a, b, result, beta, alpha);
 }
 
 }  // namespace tessera::detail

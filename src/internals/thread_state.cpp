@@ -1,5 +1,4 @@
-#include "tessera/internals/detail/autocast_state.h"
-#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/threads.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/version.h>

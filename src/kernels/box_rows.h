@@ -1,16 +1,22 @@
-// How local tensors are walked on the host. random.cu has its own walk, element by element, as a
-// GPU's threads do.
+// Tensors as rows of boxes.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "device/pack.h"
 #include "tessera/core/layout_math.h"
+#include "tessera/export.h"
 
 namespace tessera::kernels {
+
+// How local tensors are walked on the host. random.cu has its own walk, element by element, as a
+// GPU's threads do.
 
 /// The rows of a box, that is its runs along the last dimension. A range of elements of the box,
 /// numbered in row-major order, is a list of runs: so threads can share a box evenly.
@@ -89,3 +95,12 @@ inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
 }
 
 }  // namespace tessera::kernels
+
+TESSERA_API_FOR_TEST_BEGIN
+namespace tessera::kernels {
+
+/// A copy between tensors of equal sizes as rows; nullopt if one of them does not lie so.
+std::optional<PackPiece> pack_piece(const at::Tensor& from, const at::Tensor& to);
+
+}  // namespace tessera::kernels
+TESSERA_API_FOR_TEST_END

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda_kernels.h"
-#include "fake/fake_observer.h"
+#include "fake/fake_operators.h"
 #include "rows/row_kernels.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/fake_mode.h"

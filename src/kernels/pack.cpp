@@ -10,7 +10,6 @@
 
 #include "box_rows.h"
 #include "fused_dispatch.h"
-#include "pack_piece.h"
 
 namespace tessera::kernels {
 namespace {

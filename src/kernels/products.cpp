@@ -1,14 +1,13 @@
-// libtorch's products of fp32 matrices on a CPU come here first. Where MKL leaves half of the
-// processor's vectors unused, oneDNN computes the large ones: twice as fast. All others go on to
-// libtorch, and so does every product while its user has oneDNN turned off.
-#include "products.h"
+// oneDNN instead of MKL for large products of fp32 matrices, in programs that ask for it. MKL
+// leaves half of the vector width of some processors unused; oneDNN is twice as fast there.
+#include "rows/processor.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "rows/processor.h"
-#include "tessera/internals/detail/cpu_products.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {
@@ -75,16 +74,25 @@ class Silent final : public c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
 
-TORCH_LIBRARY_IMPL(aten, CPU, library) {
-  // libtorch warns once of a kernel in the place of its own.
-  Silent silent;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  library.impl("mm", &mm);
-  library.impl("addmm", &addmm);
-  library.impl("addmm_", &add_product);
-}
-
 }  // namespace
+
+void use_fast_products() {
+  if (!mkl_leaves_vectors_unused() || !has_onednn()) {
+    return;
+  }
+  static const auto* const library = [] {
+    // libtorch warns once that a kernel replaces its own.
+    Silent silent;
+    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    auto* made =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    made->impl("mm", &mm);
+    made->impl("addmm", &addmm);
+    made->impl("addmm_", &add_product);
+    return made;
+  }();
+  static_cast<void>(library);
+}
 
 bool mkl_leaves_vectors_unused() {
   return is_amd() && has_avx512();

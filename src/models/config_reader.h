@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/core/strict_json.h"
+#include "tessera/core/text.h"
 
 namespace tessera::models {
 

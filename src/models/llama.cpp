@@ -40,15 +40,11 @@ nn::AttentionOptions attention_options(const LlamaConfig& c) {
           .output_bias = c.attention_output_bias,
           .qk_norm = c.query_key_norm,
           .norm_eps = c.rms_norm_eps,
-          .fused_qkv = c.fused_projections,
           .window = c.sliding_window};
 }
 
 nn::MlpOptions mlp_options(const LlamaConfig& c) {
-  return {.hidden = c.hidden_size,
-          .inner = c.intermediate_size,
-          .bias = c.mlp_bias,
-          .fused_gate_up = c.fused_projections};
+  return {.hidden = c.hidden_size, .inner = c.intermediate_size, .bias = c.mlp_bias};
 }
 
 }  // namespace
@@ -255,8 +251,7 @@ tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
       options.sequence_parallel ? sequence_parallel({.sequence_dim = 0}) : replicate_parallel();
   const BlockPlanOptions block{.activations = between,
                                .regather = options.regather,
-                               .replicate_kv_heads = key_value_copies(config_, mesh.size()) > 1,
-                               .fused_gate_up = config_.fused_projections};
+                               .replicate_kv_heads = key_value_copies(config_, mesh.size()) > 1};
   const Placement logits = options.loss_parallel ? Placement(Shard{-1}) : Replicate{};
   const std::string layer = "model.layers.*.";
   return joined({embedding_plan("model.embed_tokens", {.activations = between}),

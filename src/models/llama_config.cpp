@@ -294,11 +294,6 @@ void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
                 " can't be shared out at a tensor-parallel degree of ", tp,
                 ": neither is a multiple of the other; choose a degree that divides ", heads,
                 " heads, and divides ", kv_heads, " or is a multiple of it");
-  TESSERA_CHECK(!config.fused_projections || kv_heads % tp == 0, "num_key_value_heads ", kv_heads,
-                " can't be split at a tensor-parallel degree of ", tp,
-                " with fused projections, whose heads are on one rank each; choose a degree that "
-                "divides ",
-                kv_heads, ", or separate projections");
 }
 
 std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp) {

@@ -21,7 +21,7 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
 }
 
 /// Keeps what attention and every other matrix multiplication return: of a Llama's block, the
-/// queries, the values and the gate, or the products of fused projections. torchtitan's choice.
+/// queries, the values and the gate. torchtitan's choice.
 nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";

@@ -19,10 +19,9 @@
 
 #include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/autocast_state.h"
-#include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/internals/detail/threads.h"
+#include "tessera/internals/detail/graph.h"
 
 namespace tessera::nn::detail {
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/cpu_allocator.h"
+#include "tessera/internals/detail/devices.h"
 
 namespace tessera::observe {
 namespace {

@@ -22,9 +22,9 @@
 #include "matrix_exchange.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/matched_slots.h"
 #include "tessera/nn/embedding.h"
 
@@ -273,11 +273,11 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& 
 
 /// Whether it holds an embedding of libtorch's (nn::Hooked, nn::adopt).
 bool holds_embedding(const nn::ModuleBase* module) {
-  const auto* const holder = dynamic_cast<const nn::detail::HoldsModule*>(module);
+  const auto* const holder = dynamic_cast<const nn::detail::AdoptsModule*>(module);
   if (holder == nullptr) {
     return false;
   }
-  const torch::nn::Module& held = holder->held_module();
+  const torch::nn::Module& held = holder->adopted_module();
   return dynamic_cast<const torch::nn::EmbeddingImpl*>(&held) != nullptr ||
          dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&held) != nullptr;
 }

@@ -16,11 +16,11 @@
 #include <utility>
 
 #include "local_shards.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/optim/lr_schedule.h"

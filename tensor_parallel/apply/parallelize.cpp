@@ -17,13 +17,12 @@
 #include "equal_copies.h"
 #include "plan/checked_plan.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
-#include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/gradient_hooks.h"
-#include "tessera/internals/detail/running_backward.h"
-#include "tessera/internals/detail/tensor_identity.h"
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/parameter.h"
@@ -221,7 +220,7 @@ void apply_plan(const CheckedPlan& plan, nn::ModuleBase& module, const DeviceMes
       add_parallel_forward(target, mesh);
     }
     // A part of what nn::Hooked holds runs no hooks: the root's see to its parameters.
-    const bool is_called = dynamic_cast<const nn::HeldSubmodule*>(&target) == nullptr;
+    const bool is_called = dynamic_cast<const nn::AdoptedModule*>(&target) == nullptr;
     // Before the style's operators use the parameters.
     watch_replicated(is_called ? target : module, replicated_by(application), pending);
     if (!is_called) {

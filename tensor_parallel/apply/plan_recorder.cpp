@@ -9,7 +9,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/node_hooks.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/checkpoint.h"
 
 namespace tessera::tensor_parallel {

@@ -6,7 +6,7 @@
 #include <ATen/ops/_assert_async.h>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/mesh/device_mesh.h"

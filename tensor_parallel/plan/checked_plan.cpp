@@ -13,7 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/layout.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 /// A module in nn::Hooked calls its own parts, without their hooks.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
-      !style.adds_hooks() || dynamic_cast<const nn::HeldSubmodule*>(target.module) == nullptr,
+      !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
       quoted(target.fqn), " is a ", target.module->name(), " inside of a module that nn::Hooked ",
       "holds, which calls it without hooks; colwise_parallel() and rowwise_parallel() without "
       "layouts, and place_parameters(), say how its parameters are split");
@@ -29,9 +29,9 @@ void check_is_called(const NamedModule& target, const ParallelStyle& style) {
 
 /// No operator on distributed tensors takes a sparse gradient.
 void check_gradients_are_dense(const nn::ModuleBase& module) {
-  const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
   const auto* embedding =
-      holder == nullptr ? nullptr : holder->held_module().as<torch::nn::Embedding>();
+      holder == nullptr ? nullptr : holder->adopted_module().as<torch::nn::Embedding>();
   TESSERA_CHECK(embedding == nullptr || !embedding->options.sparse(), "the weight of a ",
                 module.name(), " gets sparse gradients, which cannot be distributed; make the ",
                 "module without sparse(true)");

@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/data/prefetch_loader.h"
 #include "tessera/data/samples.h"
 #include "testing/errors.h"
 

@@ -26,28 +26,5 @@ TEST(ByteTokenizer, RefusesWhatIsNotAByte) {
   EXPECT_ERROR(byte_tokenizer()->decode({-1}), "token -1");
 }
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-/// Its texts end with as many tokens as the test says.
-class EndsWith final : public Tokenizer {
- public:
-  explicit EndsWith(std::vector<std::int64_t> end) : end_(std::move(end)) {}
-  std::int64_t vocabulary() const override { return 10; }
-  std::vector<std::int64_t> encode(std::string_view) const override { return {}; }
-  std::string decode(const std::vector<std::int64_t>&) const override { return {}; }
-  std::vector<std::int64_t> end_tokens() const override { return end_; }
-
- private:
-  std::vector<std::int64_t> end_;
-};
-
-TEST(Tokenizer, SaysItsOneTokenAsInTheFirstVersion) {
-  EXPECT_EQ(EndsWith({7}).begin_token(), std::nullopt);
-  EXPECT_EQ(EndsWith({7}).end_token(), 7);
-  EXPECT_ERROR(EndsWith({7, 8}).end_token(), "the one token that ends a text was asked for",
-               "there are 2", "end_tokens()");
-}
-#pragma GCC diagnostic pop
-
 }  // namespace
 }  // namespace tessera::data

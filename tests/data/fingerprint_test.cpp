@@ -1,4 +1,4 @@
-#include "tessera/data/fingerprint.h"
+#include "tessera/data/text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tessera/data/prompt_completions.h"
+#include "tessera/data/samples.h"
 
 #include <gtest/gtest.h>
 
@@ -50,48 +50,35 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionOnly) {
   EXPECT_EQ(targets, (Tokens{-100, 'c', 'd', 0, -100, -100}));
 }
 
-/// The user's letters and the assistant's, each turn behind its first letter.
-class LetterTemplate final : public ChatTemplate {
- public:
-  std::string prompt(std::string_view /*object*/, const std::string& /*origin*/) const override {
-    return "";
-  }
-  ChatText conversation(std::string_view /*object*/, const std::string& /*origin*/) const override {
-    return {"uabAcddue", {{4, 6}, {8, 9}}};
-  }
-};
-
-TEST(PromptCompletions, HaveTargetsOnlyInTheAssistantsTurns) {
-  const PromptOptions chat{
-      .begin = {1}, .truncate = true, .chat = std::make_shared<LetterTemplate>()};
-  const auto [inputs, targets] = SampleOf(R"({"messages": []})", chat);
-  // The two "d" are one token, which reaches over the border: it is of what is behind it.
+TEST(PromptCompletions, HaveTargetsInEachCompletionOfAConversation) {
+  const PromptOptions options{.begin = {1}, .truncate = true};
+  const auto [inputs, targets] =
+      SampleOf(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})", options);
+  // The two "d" are one token, which covers a border: it belongs to the part behind it.
   EXPECT_EQ(inputs, (Tokens{'u', 'a', 'b', 'A', 'c', 'd' + 256}));
   EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'c', -100, -100}));
-  EXPECT_ERROR(SampleOf(R"({"messages": []})"),
-               "p.jsonl:1: the line has messages, but there is no");
 }
 
-/// Its 9 tokens are longer than a sample, and the last alone is learnt.
-class LateTemplate final : public ChatTemplate {
- public:
-  std::string prompt(std::string_view /*object*/, const std::string& /*origin*/) const override {
-    return "";
-  }
-  ChatText conversation(std::string_view /*object*/, const std::string& /*origin*/) const override {
-    return {"abcdefghi", {{8, 9}}};
-  }
-};
-
-TEST(PromptCompletions, AreChatsCutAtTheirEndAlone) {
-  const PromptOptions chat{.truncate = true, .chat = std::make_shared<LateTemplate>()};
-  EXPECT_ERROR(SampleOf(R"({"messages": []})", chat), "p.jsonl:1: the prompt has 8 of 9 tokens",
-               "in a sequence of 6");
+TEST(PromptCompletions, AreNotBegunNorEndedInAConversation) {
+  const auto [inputs, targets] =
+      SampleOf(R"({"prompt": ["a", "c"], "completion": ["b", "d"]})", {.begin = {9}, .end = {8}});
+  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 8, 8, 8}));
+  EXPECT_EQ(targets, (Tokens{'b', -100, 'd', -100, -100, -100}));
 }
 
-TEST(PromptCompletions, MayHaveMessagesThatAreNull) {
-  EXPECT_EQ(SampleOf(R"({"messages": null, "prompt": "ab", "completion": "cd"})").first,
-            (Tokens{'a', 'b', 'c', 'd', 0, 0}));
+TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
+  struct Row {
+    const char* line;
+    const char* words;
+  };
+  for (const auto& [line, words] : std::vector<Row>{
+           {R"({"prompt": ["a"], "completion": "b"})", "1 texts and the completion 1"},
+           {R"({"prompt": ["a", "b"], "completion": ["c"]})", "2 texts and the completion 1"},
+           {R"({"prompt": ["a", 1], "completion": ["c", "d"]})", "\"prompt\""},
+           {R"({"prompt": ["abcdefgh"], "completion": ["i"]})", "the prompt has 8 of 9 tokens"},
+           {R"({"prompt": [], "completion": []})", "the prompt has 0 of 0 tokens"}}) {
+    EXPECT_ERROR(SampleOf(line, {.truncate = true}), "p.jsonl:1", words);
+  }
 }
 
 TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {

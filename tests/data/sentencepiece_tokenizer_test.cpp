@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "data/small_model.h"
-#include "tessera/data/stream_decoder.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "record/record.h"
-#include "runtime/stream.h"
+#include "runtime/runtime.h"
 
 namespace fake_cuda {
 namespace {

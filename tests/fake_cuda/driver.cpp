@@ -8,9 +8,7 @@
 #include <mutex>
 
 #include "record/record.h"
-#include "runtime/device.h"
-#include "runtime/limits.h"
-#include "runtime/stream.h"
+#include "runtime/runtime.h"
 
 namespace {
 

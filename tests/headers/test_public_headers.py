@@ -65,17 +65,17 @@ class PublicHeaders(unittest.TestCase):
         # attention's kernel is chosen where its operator is.
         found = {header: inner for header in public_headers()
                  if (inner := {name for name in includes(header) if "/detail/" in name})}
-        self.assertEqual(found, {"tessera/dtensor/operator_mode.h": {"tessera/internals/detail/carried_slot.h",
-                                                                     "tessera/internals/detail/key_scopes.h"},
-                                 "tessera/dtensor/strict_scope.h": {"tessera/internals/detail/carried_slot.h"},
-                                 "tessera/observe/module_watch.h": {"tessera/internals/detail/carried_slot.h"},
-                                 "tessera/kernels/fake_mode.h": {"tessera/internals/detail/key_scopes.h"},
+        self.assertEqual(found, {"tessera/dtensor/operator_mode.h": {"tessera/internals/detail/threads.h",
+                                                                     "tessera/internals/detail/dispatch_keys.h"},
+                                 "tessera/dtensor/strict_scope.h": {"tessera/internals/detail/threads.h"},
+                                 "tessera/observe/module_watch.h": {"tessera/internals/detail/threads.h"},
+                                 "tessera/kernels/fake_mode.h": {"tessera/internals/detail/dispatch_keys.h"},
                                  "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/linear_products.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
-                                                         "tessera/nn/detail/held_submodule.h"}})
+                                                         "tessera/nn/detail/adopted_module.h"}})
 
 
 if __name__ == "__main__":

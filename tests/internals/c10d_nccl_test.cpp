@@ -9,8 +9,6 @@
 
 #include <chrono>
 
-#include "tessera/internals/detail/cuda_capture.h"
-#include "tessera/internals/detail/cuda_presence.h"
 #include "tessera/internals/detail/devices.h"
 
 namespace tessera::detail {

@@ -10,9 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/internals/detail/c10d_gloo.h"
-#include "tessera/internals/detail/c10d_group.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 
 namespace tessera::detail {
 namespace {

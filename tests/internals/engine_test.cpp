@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/graph.h"
 
 namespace tessera::detail {
 namespace {

@@ -1,5 +1,3 @@
-// Canaries: what of autograd's graph is asked and changed, beside nodes of our own.
-
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
@@ -11,16 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/internals/detail/autograd_record.h"
-#include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/guarded_view.h"
-#include "tessera/internals/detail/leaf_node.h"
-#include "tessera/internals/detail/node_hooks.h"
-#include "tessera/internals/detail/running_backward.h"
-#include "tessera/internals/detail/saved_tensor.h"
-#include "tessera/internals/detail/sequence_number.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
+
+// Canaries: what of autograd's graph is asked and changed, beside nodes of our own.
+
 namespace {
 
 at::Tensor leaf() {
@@ -305,6 +301,162 @@ TEST(AutogradRecordCanary, HasNamesLeavesAndViews) {
   const at::Tensor plain = at::ones({2});
   const c10::NoGradGuard no_grad;
   EXPECT_TRUE(viewed_by(plain.view({1, 2})).is_same(plain));
+}
+
+}  // namespace
+
+// Canary: nodes of our own in autograd's graph.
+
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+struct Times final : Node {
+  explicit Times(double f) : factor(f) {}
+  variable_list apply(variable_list&& gradients) override { return {gradients[0] * factor}; }
+  NodePtr<Node> self() { return pointer_to(*this); }
+  double factor;
+};
+
+struct Other final : Node {
+  variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+};
+
+at::Tensor times(const at::Tensor& x, double factor) {
+  at::Tensor result = x.detach() * factor;
+  const auto node = make_node<Times>(factor);
+  node->set_next_edges(torch::autograd::collect_next_edges(x));
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+TEST(GraphNodeCanary, RunsInABackward) {
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  times(times(x, 3), 2).sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 6.0)));
+}
+
+TEST(GraphNodeCanary, IsFoundByItsClass) {
+  const at::Tensor y = times(at::ones({2}).requires_grad_(), 3);
+  const NodePtr<Times> found = node_cast<Times>(y.grad_fn());
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->factor, 3);
+  EXPECT_EQ(found->self().get(), y.grad_fn().get());
+  EXPECT_EQ(node_cast<Other>(y.grad_fn()), nullptr);
+}
+
+TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
+  at::Tensor x = at::ones({1}).requires_grad_();
+  for (int i = 0; i < 300'000; ++i) {
+    x = times(x, 1);
+  }
+  x = at::Tensor();  // a recursion this deep would end the process
+}
+
+}  // namespace
+}  // namespace tessera::detail
+
+namespace own_program {
+
+// Canary: the hooks of a tensor and of its node are found, and told from the library's own.
+
+using torch::autograd::variable_list;
+
+/// A node of a class that is neither libtorch's nor the library's.
+struct Noting : torch::autograd::Node {
+  explicit Noting(std::vector<tessera::detail::BackwardCode>& found) : codes(found) {}
+  variable_list apply(variable_list&& gradients) override {
+    codes.push_back(tessera::detail::backward_code());
+    return {gradients[0]};
+  }
+  std::vector<tessera::detail::BackwardCode>& codes;
+};
+
+}  // namespace own_program
+
+namespace tessera::detail {
+namespace {
+
+/// Notes what runs where it is called.
+auto noting(std::vector<BackwardCode>& codes) {
+  return [&codes](const at::Tensor& gradient) {
+    codes.push_back(backward_code());
+    return gradient;
+  };
+}
+
+TEST(GradientHooksCanary, FindsTheLibrarysHooksAndCountsThemAsFormulas) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor y = x * 2;
+  for (const at::Tensor& tensor : {x, y}) {
+    EXPECT_FALSE(has_own_hook(tensor, OwnHook::kNotice));
+    add_own_hook(tensor, OwnHook::kNotice, noting(codes));
+    EXPECT_TRUE(has_own_hook(tensor, OwnHook::kNotice));
+    EXPECT_FALSE(has_own_hook(tensor, OwnHook::kMakePlain));
+  }
+  y.sum().backward();
+  EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormula));
+  EXPECT_EQ(backward_code(), BackwardCode::kNone);
+}
+
+TEST(GradientHooksCanary, SeesTheProgramsHooksOnLeavesAndOtherTensors) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor y = x * 2;
+  x.register_hook(noting(codes));
+  y.register_hook(noting(codes));
+  y.sum().backward();
+  EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormulaOrProgram));
+}
+
+TEST(GradientHooksCanary, CountsNoRemovedHooks) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const unsigned hook = x.register_hook([](const at::Tensor& gradient) { return gradient; });
+  add_own_hook(x, OwnHook::kNotice, noting(codes));
+  x.remove_hook(hook);
+  x.sum().backward();
+  EXPECT_EQ(codes, std::vector{BackwardCode::kFormula});
+}
+
+struct Noting : torch::autograd::Function<Noting> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    EXPECT_EQ(backward_code(), BackwardCode::kFormulaOrProgram);
+    return gradients;
+  }
+};
+
+TEST(BackwardCodeCanary, IsTheProgramsInAFunctionAndAutogradsInOtherNodes) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor y = Noting::apply(x) * 2;
+  add_own_hook(y, OwnHook::kNotice, noting(codes));
+  y.sum().backward();
+  EXPECT_EQ(codes, std::vector{BackwardCode::kFormula});
+}
+
+struct OfTheLibrary : own_program::Noting {
+  using Noting::Noting;
+};
+
+TEST(BackwardCodeCanary, IsTheProgramsInANodeOfAnUnknownClass) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const auto behind = [&x](const NodePtr<torch::autograd::Node>& node) {
+    node->set_next_edges(torch::autograd::collect_next_edges(x));
+    at::Tensor y = x.detach().clone();
+    torch::autograd::set_history(y, node);
+    return y;
+  };
+  behind(make_node<own_program::Noting>(codes)).sum().backward();
+  behind(make_node<OfTheLibrary>(codes)).sum().backward();
+  EXPECT_EQ(codes, (std::vector{BackwardCode::kFormulaOrProgram, BackwardCode::kFormula}));
 }
 
 }  // namespace

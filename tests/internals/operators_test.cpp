@@ -1,5 +1,3 @@
-// Canaries: what libtorch's operators are made of.
-
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
@@ -9,14 +7,13 @@
 #include <tuple>
 #include <vector>
 
-#include "tessera/internals/detail/composite_kernels.h"
-#include "tessera/internals/detail/cpu_products.h"
-#include "tessera/internals/detail/quantile_ranks.h"
-#include "tessera/internals/detail/refused_gradient.h"
-#include "tessera/internals/detail/shapes_by_libtorch.h"
-#include "tessera/internals/detail/unboxed_call.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
 
 namespace tessera::detail {
+
+// Canaries: what libtorch's operators are made of.
+
 namespace {
 
 TEST(CompositeKernelsCanary, AreCompositionsStill) {
@@ -71,14 +68,6 @@ TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
       EXPECT_TRUE(at::equal(result, before * 0.5 - product * 2));
     }
   }
-}
-
-// 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above
-// 3 as a double.
-TEST(QuantileRanksCanary, AreOfTheTypeThatLibtorchTakes) {
-  const auto found = at::quantile(at::arange(11, at::kFloat), 0.3, {}, false, "higher");
-  const bool wide = type_of_quantile_ranks(at::kFloat) == at::kDouble;
-  EXPECT_EQ(found.item<float>(), wide ? 4 : 3);
 }
 
 TEST(UnboxedCallCanary, TakesResultsOffAStack) {
@@ -138,6 +127,93 @@ TEST(ShapesByLibtorchCanary, AreGivenToMetaTensors) {
   EXPECT_TRUE(meta.is_meta());
   EXPECT_EQ(meta.strides(), at::IntArrayRef({1, 2}));
   EXPECT_EQ(meta.scalar_type(), at::kHalf);
+}
+
+}  // namespace
+
+// Canaries: dispatch keys that libtorch leaves to others, and which of them a thread has.
+
+namespace {
+
+int arrived = 0;
+
+/// Counts a call, and sends it on.
+template <c10::DispatchKey key>
+void note(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  ++arrived;
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
+}
+
+/// Throws if libtorch has a fallback for the key itself.
+template <c10::DispatchKey key>
+torch::Library notes_calls() {
+  torch::Library library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&note<key>>());
+  return library;
+}
+
+template <c10::DispatchKey key>
+int calls_that_arrive() {
+  const torch::Library library = notes_calls<key>();
+  const at::Tensor x = at::ones({2});
+  arrived = 0;
+  EXPECT_TRUE(at::equal(at::neg(x), at::full({2}, -1.0)));
+  EXPECT_EQ(arrived, 0);
+  const IncludeKeys include(key);
+  at::neg(x);
+  return arrived;
+}
+
+TEST(LentKeysCanary, AreReachedOnceAThreadIncludesThem) {
+  EXPECT_EQ(calls_that_arrive<kDistributedKey>(), 1);
+  EXPECT_EQ(calls_that_arrive<kRandomKey>(), 1);
+  EXPECT_EQ(calls_that_arrive<kFakeModeKey>(), 1);
+}
+
+TEST(LentKeysCanary, PlaceholdersHaveNoFallbackOfLibtorch) {
+  EXPECT_NO_THROW(notes_calls<kPlaceholderKey>());
+}
+
+bool is_first(c10::DispatchKey first, c10::DispatchKey second) {
+  const auto both = c10::DispatchKeySet(first) | c10::DispatchKeySet(second);
+  return both.highestPriorityTypeId() == first;
+}
+
+TEST(LentKeysCanary, HaveThePriorityAtWhichCallsAreSeen) {
+  EXPECT_TRUE(is_first(kRandomKey, c10::DispatchKey::AutogradCPU));
+  EXPECT_TRUE(is_first(c10::DispatchKey::AutogradCPU, kDistributedKey));
+  EXPECT_TRUE(is_first(c10::DispatchKey::ADInplaceOrView, kDistributedKey));
+  EXPECT_TRUE(is_first(kDistributedKey, kFakeModeKey));
+  EXPECT_TRUE(is_first(kFakeModeKey, c10::DispatchKey::CPU));
+}
+
+TEST(KeyScopesCanary, IncludeAndExclude) {
+  EXPECT_FALSE(is_included(kDistributedKey));
+  EXPECT_FALSE(is_below_autograd());
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  {
+    const IncludeKeys include(kDistributedKey);
+    const ExcludeKeys exclude(c10::autograd_dispatch_keyset);
+    EXPECT_TRUE(is_included(kDistributedKey));
+    EXPECT_TRUE(is_below_autograd());
+    const ExcludeKeys not_here(kDistributedKey);
+    EXPECT_FALSE((x * 2).requires_grad());
+  }
+  EXPECT_FALSE(is_included(kDistributedKey));
+  EXPECT_FALSE(is_below_autograd());
+}
+
+TEST(KeyScopesCanary, RestoreEarlierKeys) {
+  const KeysOfThread before = keys_of_thread();
+  const IncludeKeys include(kDistributedKey);
+  const KeysOfThread within = keys_of_thread();
+  {
+    const RestoreKeys restored(before);
+    EXPECT_FALSE(is_included(kDistributedKey));
+    const RestoreKeys again(within);
+    EXPECT_TRUE(is_included(kDistributedKey));
+  }
+  EXPECT_TRUE(is_included(kDistributedKey));
 }
 
 }  // namespace

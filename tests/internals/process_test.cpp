@@ -1,26 +1,29 @@
-// Canaries: what libtorch keeps of a thread, a device and the process.
-
 #include <ATen/ATen.h>
+#include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <thread>
 
-#include "tessera/internals/detail/autocast_state.h"
-#include "tessera/internals/detail/cpu_allocator.h"
-#include "tessera/internals/detail/cuda_presence.h"
+#include "tessera/internals/detail/c10d.h"
 #include "tessera/internals/detail/devices.h"
-#include "tessera/internals/detail/kernel_profiler.h"
-#include "tessera/internals/detail/state_of_thread.h"
+#include "tessera/internals/detail/threads.h"
 
 namespace tessera::detail {
+
+// Canaries: what libtorch keeps of a thread, a device and the process.
+
 namespace {
 
 TEST(StateOfThreadCanary, GoesToAnotherThread) {
@@ -153,6 +156,88 @@ TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
   EXPECT_EQ(cpu_allocator(), allocator);
   at::empty({16});
   EXPECT_EQ(allocator->calls, 1);
+}
+
+}  // namespace
+
+// Canary: what the debug info of libtorch must do for the values that a backward takes along.
+
+namespace {
+
+struct Number final : c10::DebugInfoBase {
+  explicit Number(int n) : number(n) {}
+  int number;
+};
+
+int number_in(Carried what) {
+  const c10::DebugInfoBase* found = c10::ThreadLocalDebugInfo::get(kind_of(what));
+  return found == nullptr ? 0 : static_cast<const Number*>(found)->number;
+}
+
+TEST(CarriedSlotCanary, IsSeparateForEachValue) {
+  const c10::DebugInfoGuard strict(kind_of(Carried::kStrict), std::make_shared<Number>(1));
+  const c10::DebugInfoGuard watch(kind_of(Carried::kModuleWatch), std::make_shared<Number>(2));
+  const c10::DebugInfoGuard libtorch(c10::DebugInfoKind::TEST_INFO, std::make_shared<Number>(3));
+  EXPECT_EQ(number_in(Carried::kStrict), 1);
+  EXPECT_EQ(number_in(Carried::kModuleWatch), 2);
+  EXPECT_EQ(number_in(Carried::kMemoryScope), 0);
+}
+
+TEST(CarriedSlotCanary, GoesToAnotherThreadWithLibtorchsState) {
+  const c10::DebugInfoGuard strict(kind_of(Carried::kStrict), std::make_shared<Number>(1));
+  const at::ThreadLocalState state;
+  int without = -1;
+  int with = -1;
+  std::thread([&] {
+    without = number_in(Carried::kStrict);
+    const at::ThreadLocalStateGuard guard(state);
+    with = number_in(Carried::kStrict);
+  }).join();
+  EXPECT_EQ(without, 0);
+  EXPECT_EQ(with, 1);
+}
+
+}  // namespace
+
+// Canary: the form of the lines of libtorch's log, by which some are held back.
+
+namespace {
+
+template <class Write>
+std::string written(Write&& write) {
+  ::testing::internal::CaptureStderr();
+  write();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+std::string error_of(const char* file) {
+  return written([file] { LOG_AT_FILE_LINE(ERROR, file, 7) << "a stack\nin lines"; });
+}
+
+TEST(QuietLogCanary, HoldsBackWhatTheStoreAndTheGroupsOfNcclLog) {
+  const QuietLog quiet;
+  EXPECT_EQ(error_of("/torch/c10d/ProcessGroupNCCL.cpp"), "");
+  EXPECT_EQ(error_of("/torch/c10d/TCPStore.cpp"), "");
+  const auto warn = [] { LOG_AT_FILE_LINE(WARNING, "c10d/socket.cpp", 7) << "no peer"; };
+  EXPECT_EQ(written(warn), "");
+}
+
+TEST(QuietLogCanary, LetsAllElsePass) {
+  const QuietLog quiet;
+  EXPECT_NE(error_of("/torch/c10d/reducer.cpp").find("a stack\nin lines"), std::string::npos);
+  const auto warn = [] { LOG_AT_FILE_LINE(WARNING, "ProcessGroupNCCL.cpp", 7) << "no device"; };
+  EXPECT_NE(written(warn).find("no device"), std::string::npos);
+  EXPECT_NE(written([] { TORCH_WARN("seldom used"); }).find("seldom used"), std::string::npos);
+  EXPECT_EQ(written([] { std::cerr << "[E" << 1 << ' ' << 'x' << std::endl; }), "[E1 x\n");
+}
+
+TEST(QuietLogCanary, EndsWithTheLastScope) {
+  {
+    const QuietLog quiet;
+    { const QuietLog inner; }
+    EXPECT_EQ(error_of("TCPStore.cpp"), "");
+  }
+  EXPECT_NE(error_of("TCPStore.cpp").find("TCPStore.cpp:7] a stack"), std::string::npos);
 }
 
 }  // namespace

@@ -1,17 +1,19 @@
-// Canaries: what a tensor's impl tells and lets one change.
-
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/memory_under_tensors.h"
-#include "tessera/internals/detail/shape_geometry.h"
-#include "tessera/internals/detail/tensor_identity.h"
-#include "tessera/internals/detail/version_counter.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include <stdexcept>
+#include <utility>
+
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensor_wrapper.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
+
+// Canaries: what a tensor's impl tells and lets one change.
+
 namespace {
 
 TEST(VersionCounterCanary, CountsWritesOfOperatorsAndExplicitOnes) {
@@ -158,6 +160,181 @@ TEST(ShapeGeometryCanary, IsWhatLibtorchComputesForATensor) {
   expect_as_libtorch({2, 3, 4, 5}, {60, 1, 15, 3});
   expect_as_libtorch({2, 3, 4, 5}, {120, 1, 30, 6});
   expect_as_libtorch({2, 3, 2, 2, 2}, {24, 1, 12, 6, 3});
+}
+
+}  // namespace
+
+// Canaries: tensors of our own types, by keys that libtorch leaves to others.
+
+namespace {
+
+/// Stands for a tensor of the same sizes.
+class Wrapper final : public TensorWrapper {
+ public:
+  explicit Wrapper(at::Tensor inner)
+      : TensorWrapper(inner, inner.scalar_type()), inner_(std::move(inner)) {
+    begin();
+    count_with(inner_);
+  }
+  Wrapper(at::Tensor inner, const c10::Storage& storage)
+      : TensorWrapper(inner, inner.scalar_type(), storage), inner_(std::move(inner)) {
+    begin();
+  }
+  const at::Tensor& inner() const { return inner_; }
+
+ protected:
+  c10::intrusive_ptr<TensorWrapper> copy() const override {
+    return c10::make_intrusive<Wrapper>(inner_);
+  }
+  void assign(const TensorWrapper* other) override {
+    const auto* from = dynamic_cast<const Wrapper*>(other);
+    inner_ = from->inner_;
+    take_kind_of(*from);
+    begin();
+  }
+
+ private:
+  void begin() {
+    set_shape(inner_.sizes(), inner_.strides(), shape_geometry(inner_.sizes(), inner_.strides()));
+    set_memory_error("it is a wrapper");
+  }
+
+  at::Tensor inner_;
+};
+
+at::Tensor wrapped(const at::Tensor& inner) {
+  return at::Tensor(c10::make_intrusive<Wrapper>(inner));
+}
+
+const at::Tensor& inner_of(const at::Tensor& tensor) {
+  return wrapper_cast<Wrapper>(tensor)->inner();
+}
+
+/// Runs every operator on what is inside.
+void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  for (c10::IValue& value : *stack) {
+    if (value.isTensor() && wrapper_cast<Wrapper>(value.toTensor()) != nullptr) {
+      value = at::Tensor(inner_of(value.toTensor()));
+    }
+  }
+  const ExcludeKeys below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                          c10::DispatchKeySet(kDistributedKey));
+  op.callBoxed(stack);
+  for (c10::IValue& value : *stack) {
+    if (value.isTensor()) {
+      value = wrapped(value.toTensor());
+    }
+  }
+}
+
+class TensorWrapperCanary : public testing::Test {
+ protected:
+  TensorWrapperCanary() : library_(torch::Library::IMPL, "_", kDistributedKey, __FILE__, __LINE__) {
+    library_.fallback(torch::CppFunction::makeFromBoxedFunction<&run_inside>());
+  }
+  torch::Library library_;
+};
+
+TEST_F(TensorWrapperCanary, IsOneTensorForAutograd) {
+  const at::Tensor x = wrapped(at::ones({2, 3}));
+  x.requires_grad_();
+  const at::Tensor y = x * wrapped(at::full({2, 3}, 2.0)) * 3;
+  ASSERT_NE(wrapper_cast<Wrapper>(y), nullptr);
+  y.backward(wrapped(at::ones({2, 3})));
+  EXPECT_TRUE(at::equal(inner_of(x.grad()), at::full({2, 3}, 6.0)));
+}
+
+TEST_F(TensorWrapperCanary, HasTheShapeThatItWasGiven) {
+  const at::Tensor inner = at::ones({2, 3}).t();
+  const at::Tensor x = wrapped(inner);
+  EXPECT_EQ(x.sizes(), inner.sizes());
+  EXPECT_EQ(x.strides(), inner.strides());
+  EXPECT_EQ(x.numel(), 6);
+  EXPECT_FALSE(x.is_contiguous());
+  EXPECT_TRUE(x.is_non_overlapping_and_dense());
+  EXPECT_EQ(x.scalar_type(), at::kFloat);
+  EXPECT_TRUE(x.is_cpu());
+}
+
+TEST_F(TensorWrapperCanary, HasNoMemoryAndSaysSo) {
+  const at::Tensor x = wrapped(at::ones({2}));
+  EXPECT_FALSE(storage_of(x));
+  try {
+    x.data_ptr();
+    FAIL();
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("it is a wrapper"), std::string::npos);
+  }
+}
+
+TEST_F(TensorWrapperCanary, CountsWritesWithWhatIsInside) {
+  const at::Tensor inner = at::ones({2});
+  const at::Tensor x = wrapped(inner);
+  const at::Tensor cheap = at::Tensor(c10::make_intrusive<Wrapper>(inner, storage_of(inner)));
+  const std::uint32_t before = writes_of(inner);
+  count_write(x);
+  EXPECT_EQ(writes_of(inner), before + 1);
+  count_write(cheap);
+  EXPECT_EQ(writes_of(x), before + 2);
+  EXPECT_TRUE(at::equal(inner_of(cheap + cheap), inner + inner));
+}
+
+TEST_F(TensorWrapperCanary, IsCopiedAndAssignedAsAWrapper) {
+  const at::Tensor x = wrapped(at::ones({2}));
+  const at::Tensor copy = x.variable_data();
+  EXPECT_FALSE(copy.is_same(x));
+  EXPECT_TRUE(inner_of(copy).is_same(inner_of(x)));
+  const at::Tensor other = wrapped(at::full({2}, 5.0));
+  impl_cast<Wrapper>(copy)->shallow_copy_from(other.getIntrusivePtr());
+  EXPECT_TRUE(inner_of(copy).is_same(inner_of(other)));
+  EXPECT_EQ(wrapper_cast<Wrapper>(at::ones({2})), nullptr);
+}
+
+TEST_F(TensorWrapperCanary, IsAnInferenceTensorOnlyIfItsOriginalIs) {
+  const at::Tensor x = wrapped(at::ones({2}));
+  const c10::InferenceMode inference;
+  EXPECT_FALSE(x.variable_data().is_inference());
+}
+
+TEST_F(TensorWrapperCanary, HasViewsReplayedInBackward) {
+  replay_views();
+  const at::Tensor x = wrapped(at::ones({4}));
+  x.requires_grad_();
+  const at::Tensor y = x * 1;
+  y.narrow(0, 0, 2).mul_(3);
+  y.backward(wrapped(at::ones({4})));
+  EXPECT_TRUE(at::equal(inner_of(x.grad()), at::tensor({3.0F, 3.0F, 1.0F, 1.0F})));
+}
+
+class Refusing final : public PlaceholderTensor {
+ public:
+  using PlaceholderTensor::PlaceholderTensor;
+  [[noreturn]] void refuse() const override { throw std::runtime_error("a placeholder"); }
+};
+
+int refused = 0;
+
+void refuse_call(const c10::OperatorHandle&, torch::jit::Stack*) {
+  ++refused;
+  throw std::runtime_error("a placeholder");
+}
+
+TEST(PlaceholderTensorCanary, SendsEveryOperatorToItsFallback) {
+  torch::Library library(torch::Library::IMPL, "_", kPlaceholderKey, __FILE__, __LINE__);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_call>());
+  const at::Tensor x = at::ones({2, 3}).requires_grad_();
+  x.mutable_grad() = make_placeholder<Refusing>(x);
+  EXPECT_EQ(x.grad().sizes(), x.sizes());
+  EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+  EXPECT_NE(impl_cast<PlaceholderTensor>(x.grad()), nullptr);
+  EXPECT_THROW(at::add(at::ones({2, 3}), x.grad()), std::runtime_error);
+  EXPECT_THROW(x.grad().zero_(), std::runtime_error);
+  EXPECT_EQ(refused, 2);
+}
+
+TEST(PlaceholderTensorCanary, RefusesToBeCopied) {
+  const at::Tensor gradient = make_placeholder<Refusing>(at::ones({2}));
+  EXPECT_THROW(gradient.data(), std::runtime_error);
 }
 
 }  // namespace

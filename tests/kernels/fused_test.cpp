@@ -151,24 +151,9 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
     const at::Tensor expected = silu_mul(gate, up);
     const auto [gate_grad, up_grad] = silu_mul_backward(grad, gate, up);
     expect_same(silu_mul(halves[0], halves[1]), expected);
-    expect_same(silu_and_mul(both), expected);
     expect_same(silu_mul_backward(grad, halves[0], halves[1]).second, up_grad);
-    expect_same(silu_and_mul_backward(grad, both), at::cat({gate_grad, up_grad}, -1));
-    const auto [product, of_both] = silu_and_mul_with_gradient(grad, both);
-    expect_same(product, expected);
-    expect_same(of_both, silu_and_mul_backward(grad, both));
     expect_same(std::get<0>(silu_mul_with_gradients(grad, halves[0], halves[1])), expected);
   }
-}
-
-TEST_P(Fused, SiluMulTakesATransposedTensor) {
-  const at::Tensor both = random({24, 37}, type()).t();
-  const at::Tensor grad = random({12, 37}, type()).t();
-  expect_same(silu_and_mul(both), silu_and_mul(both.contiguous()));
-  expect_same(silu_and_mul_backward(grad, both),
-              silu_and_mul_backward(grad.contiguous(), both.contiguous()));
-  const at::Tensor row = random({24}, type());
-  expect_same(silu_and_mul(row), silu_mul(row.narrow(0, 0, 12), row.narrow(0, 12, 12)));
 }
 
 // As of each alone: the same bits.
@@ -180,28 +165,6 @@ TEST_P(Fused, RotaryTakesQueriesAndKeysAtOnce) {
     const auto [q_out, k_out] = rotary_embedding_qk(q, k, cos, sin, transposed);
     EXPECT_TRUE(q_out.equal(rotary_embedding(q, cos, sin, transposed)));
     EXPECT_TRUE(k_out.equal(rotary_embedding(k, cos, sin, transposed)));
-  }
-}
-
-TEST_P(Fused, RotaryTakesAProductOfQueriesKeysAndValues) {
-  const at::Tensor cos = random({5, 16}), sin = random({5, 16});
-  for (const std::int64_t heads : {1, 3}) {  // of each of two groups
-    const at::Tensor qkv = random({2, 5, 2, heads + 2, 16}, type());
-    const auto parts = qkv.split_with_sizes({heads, 1, 1}, 3);
-    const auto turned = [&](const at::Tensor& x, bool transposed) {
-      return rotary_embedding(x.flatten(2, 3), cos, sin, transposed).view(x.sizes());
-    };
-    const auto [q, k, v] = rotary_qkv(qkv, cos, sin);
-    EXPECT_TRUE(q.equal(turned(parts[0], false)));
-    EXPECT_TRUE(k.equal(turned(parts[1], false).squeeze(3)));
-    EXPECT_TRUE(v.equal(parts[2].squeeze(3)));
-    // Any numbers are gradients.
-    const auto dense = [](const at::Tensor& x) {
-      return x.squeeze(3).transpose(0, 1).contiguous();
-    };
-    const at::Tensor grad = rotary_qkv_backward(parts[0].clone(), dense(parts[1]).transpose(0, 1),
-                                                dense(parts[2]).transpose(0, 1), cos, sin);
-    EXPECT_TRUE(grad.equal(at::cat({turned(parts[0], true), turned(parts[1], true), parts[2]}, 3)));
   }
 }
 

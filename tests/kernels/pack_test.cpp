@@ -8,8 +8,7 @@
 #include <algorithm>
 #include <string>
 
-#include "pack_piece.h"
-#include "tessera/kernels/detail/norm.h"
+#include "box_rows.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {

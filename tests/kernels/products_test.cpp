@@ -1,4 +1,4 @@
-#include "products.h"
+#include "rows/processor.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,13 +9,16 @@
 #include <tuple>
 #include <utility>
 
-#include "rows/processor.h"
-#include "tessera/internals/detail/cpu_products.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {
 
 namespace libtorch = tessera::detail::libtorch_cpu;
+
+/// As in main() of a program.
+[[maybe_unused]] const bool kAskedFor = (use_fast_products(), true);
 
 // Sizes of a product (rows, inner) x (inner, columns); the last three gain from oneDNN.
 struct Sizes {

@@ -1,12 +1,18 @@
-#include "tessera/kernels/detail/random.h"
-
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/kernels/detail/philox.h"
+#include "tessera/kernels/detail/portable_math.h"
+#include "tessera/kernels/detail/random.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
 #include "testing/errors.h"
 
 namespace tessera::kernels {
@@ -175,6 +181,125 @@ TEST(Dropout, DropsInAPartWhatItDropsInTheWhole) {
   const at::Tensor part =
       dropout(x.slice(0, 2, 4), GlobalPlace::whole({2, 8}, /*first_element=*/16), 0.5, kKey);
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 4)));
+}
+
+std::array<std::uint32_t, 4> words(const PhiloxBlock& block) {
+  return {block.words[0], block.words[1], block.words[2], block.words[3]};
+}
+
+// Known answers of Random123 (kat_vectors, philox4x32 10).
+TEST(Philox, AnswersZeros) {
+  EXPECT_EQ(words(philox4x32_10({{0, 0, 0, 0}}, 0, 0)),
+            (std::array<std::uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+}
+
+TEST(Philox, AnswersOnes) {
+  const std::uint32_t f = 0xffffffff;
+  EXPECT_EQ(words(philox4x32_10({{f, f, f, f}}, f, f)),
+            (std::array<std::uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+}
+
+TEST(Philox, AnswersDigitsOfPi) {
+  EXPECT_EQ(words(philox4x32_10({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822,
+                                0x299f31d0)),
+            (std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(UniformAt, IsStrictlyBetweenZeroAndOne) {
+  for (std::uint64_t i = 0; i < 100'000; ++i) {
+    const double u = uniform_at(1, 2, i);
+    ASSERT_GT(u, 0.0);
+    ASSERT_LT(u, 1.0);
+  }
+}
+
+TEST(UniformAt, TakesItsBitsFromTheFirstTwoWords) {
+  const PhiloxBlock block = philox4x32_10({{5, 1, 7, 2}}, 3, 4);
+  const std::uint64_t bits = (std::uint64_t{block.words[1]} << 32 | block.words[0]) >> 12;
+  const double expected = (static_cast<double>(bits) + 0.5) / 4503599627370496.0;
+  EXPECT_EQ(uniform_at((4ULL << 32) | 3, (2ULL << 32) | 7, (1ULL << 32) | 5), expected);
+}
+
+double relative_error(double found, long double expected) {
+  return static_cast<double>(std::fabs((found - expected) / expected));
+}
+
+TEST(PortableLog, AgreesWithLongDouble) {
+  for (double x = 1e-300; x < 1e300; x *= 1.37) {
+    if (std::fabs(x - 1.0) < 1e-3) {
+      continue;
+    }
+    EXPECT_LT(relative_error(portable_log(x), std::log(static_cast<long double>(x))), 2.3e-16) << x;
+  }
+}
+
+TEST(PortableLog, IsExactAtOne) {
+  EXPECT_EQ(portable_log(1.0), 0.0);
+}
+
+TEST(PortableExp, AgreesWithLongDouble) {
+  for (double x = -690.0; x < 690.0; x += 0.713) {
+    EXPECT_LT(relative_error(portable_exp(x), std::exp(static_cast<long double>(x))), 4e-16) << x;
+  }
+}
+
+TEST(NormalCdf, AgreesWithErfc) {
+  for (double x = -37.0; x < 9.0; x += 0.0917) {
+    const long double expected = std::erfc(-static_cast<long double>(x) / std::sqrt(2.0L)) / 2;
+    EXPECT_LT(relative_error(normal_cdf(x), expected), 2e-13) << x;
+  }
+}
+
+TEST(NormalCdf, SaturatesFarOut) {
+  EXPECT_EQ(normal_cdf(-100.0), 0.0);
+  EXPECT_EQ(normal_cdf(100.0), 1.0);
+}
+
+// The long double erfc is the oracle. In the tail, a relative error e of x is one of x^2 e in p.
+TEST(NormalQuantile, InvertsErfc) {
+  for (double p = 1e-300; p < 0.5; p *= 1.21) {
+    const long double x = normal_quantile(p);
+    const long double back = std::erfc(-x / std::sqrt(2.0L)) / 2;
+    const double allowed = 1e-15 * static_cast<double>(x * x + 1.0L);
+    EXPECT_LT(relative_error(p, back), allowed) << p;
+  }
+}
+
+TEST(NormalQuantile, IsOdd) {
+  for (double p = 0.5; p > 1e-3; p -= 1.0 / 1024) {
+    EXPECT_EQ(normal_quantile(p), -normal_quantile(1.0 - p)) << p;
+  }
+}
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+/// A number, and tensors with the values 1 to 4 in each way that a schema has them.
+std::vector<c10::IValue> values() {
+  const auto tensor = [](int value) { return at::full({}, value); };
+  return {tensor(1), 7, at::Tensor(), c10::List<at::Tensor>({tensor(2), at::Tensor(), tensor(3)}),
+          c10::List<OptionalTensor>({std::nullopt, OptionalTensor(tensor(4))})};
+}
+
+std::vector<double> numbers_in(const std::vector<c10::IValue>& all) {
+  std::vector<double> numbers;
+  visit_tensors(all, [&](const at::Tensor& tensor) { numbers.push_back(tensor.item<double>()); });
+  return numbers;
+}
+
+TEST(TensorsInValues, AreVisitedInOrderWithoutUndefinedOnes) {
+  EXPECT_EQ(numbers_in(values()), (std::vector<double>{1, 2, 3, 4}));
+}
+
+TEST(TensorsInValues, AreReplacedAndAllElseStays) {
+  std::vector<c10::IValue> replaced;
+  for (const c10::IValue& value : values()) {
+    replaced.push_back(with_tensors(value, [](const at::Tensor& tensor) { return tensor.mul(2); }));
+  }
+  EXPECT_EQ(numbers_in(replaced), (std::vector<double>{2, 4, 6, 8}));
+  EXPECT_EQ(replaced[1].toInt(), 7);
+  EXPECT_FALSE(replaced[2].toTensor().defined());
+  EXPECT_FALSE(replaced[3].toTensorVector()[1].defined());
+  EXPECT_FALSE(replaced[4].toOptionalTensorVector()[0].has_value());
 }
 
 }  // namespace

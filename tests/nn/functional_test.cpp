@@ -115,19 +115,6 @@ TEST(SiluMul, RefusesOtherSizes) {
   EXPECT_ERROR(silu_mul(at::ones({2, 3}), at::ones({3})), "of sizes [2, 3] and [3]");
 }
 
-TEST(SiluMul, OfOneTensorIsThatOfItsHalves) {
-  for (const auto& [type, rtol, atol] : kPrecisions) {
-    expect_same(
-        {at::randn({7, 22}, type) * 2}, [](const auto& v) { return silu_mul(v[0]); },
-        [](const auto& v) {
-          const auto halves = v[0].chunk(2, 1);
-          return at::silu(halves[0]) * halves[1];
-        },
-        rtol, atol);
-  }
-  EXPECT_ERROR(silu_mul(at::ones({2, 3})), "silu_mul of one tensor of sizes [2, 3]");
-}
-
 TEST(RotaryEmbedding, OfTwoIsThatOfEach) {
   for (const auto& [type, rtol, atol] : kPrecisions) {
     const at::Tensor cos = at::randn({6, 10}, type), sin = at::randn({6, 10}, type);

@@ -37,7 +37,6 @@ def cases(ops):
     return [
         (ops.silu_mul, lambda gate, up: silu(gate) * up, (rows, rows.flip(0)), ("S(0)", "S(0)"), 2),
         (ops.silu_mul, lambda gate, up: silu(gate) * up, (rows, rows.flip(0)), ("S(1)", "R"), 2),
-        (ops.silu_and_mul, lambda both: silu(both.chunk(2, -1)[0]) * both.chunk(2, -1)[1], (rows,), ("S(0)",), 1),
         (lambda x, weight: ops.rms_norm(x, weight, 1e-5)[0],
          lambda x, weight: torch.nn.functional.rms_norm(x, [6], weight, 1e-5),
          (rows, torch.randn(6)), ("S(0)", "R"), 2),

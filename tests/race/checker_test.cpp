@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "race/checked_rank.h"
+#include "race/checked_world.h"
 #include "testing/errors.h"
 
 namespace tessera::race {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "race/checker/race_checker.h"
+#include "race/checker.h"
 
 namespace tessera::race {
 

@@ -1,3 +1,4 @@
+// Trainings that run under the checker.
 #pragma once
 
 #include <functional>
@@ -6,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "race/checked_rank.h"
+#include "race/checked_world.h"
 
 namespace tessera::race {
 
@@ -36,5 +37,9 @@ struct Findings {
 
 /// `left_out`: see CheckedStreams.
 Findings check(const Scenario& scenario, const Site& left_out = {});
+
+/// Trainings of models like the trainer's: tensor parallel, recomputed, with adapters, by Muon,
+/// with loss scaling, and with split sequences.
+std::vector<Scenario> llama_scenarios();
 
 }  // namespace tessera::race

@@ -19,7 +19,6 @@ struct BlockCase {
   bool folded = false;
   bool sequence_parallel = false;
   bool gated = false;
-  bool fused_gate_up = false;
 };
 
 /// A norm, attention and an MLP whose width no number of ranks here divides.
@@ -27,8 +26,7 @@ struct OneBlock final : nn::Module<OneBlock> {
   explicit OneBlock(const BlockCase& c) : options(c) {
     norm = register_module("norm", std::make_shared<nn::LayerNorm>(kHidden));
     attn = register_module("attn", std::make_shared<nn::Attention>(c.attention));
-    const nn::MlpOptions mlp{
-        .hidden = kHidden, .inner = 13, .bias = true, .fused_gate_up = c.fused_gate_up};
+    const nn::MlpOptions mlp{.hidden = kHidden, .inner = 13, .bias = true};
     if (c.gated) {
       gated = register_module("mlp", std::make_shared<nn::SwiGlu>(mlp));
     } else {
@@ -51,11 +49,10 @@ ParallelizePlan plan_of(const BlockCase& c) {
   const Placement between = c.sequence_parallel ? Placement(Shard{c.folded ? 0 : 1}) : Replicate{};
   const StylePtr norm = c.sequence_parallel ? sequence_parallel({.sequence_dim = c.folded ? 0 : 1})
                                             : replicate_parallel();
-  return joined(
-      {{{"norm", norm}},
-       attention_plan("attn", c.attention, {.activations = between}),
-       c.gated ? swi_glu_plan("mlp", {}, {.activations = between, .fused_gate_up = c.fused_gate_up})
-               : gelu_mlp_plan("mlp", {}, {.activations = between})});
+  return joined({{{"norm", norm}},
+                 attention_plan("attn", c.attention, {.activations = between}),
+                 c.gated ? swi_glu_plan("mlp", {}, {.activations = between})
+                         : gelu_mlp_plan("mlp", {}, {.activations = between})});
 }
 
 at::Tensor input_of(const BlockCase& c) {
@@ -114,8 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
                 {.hidden = kHidden, .heads = 4, .kv_heads = 2, .qkv_bias = true, .fused_qkv = true},
             .folded = true,
             .sequence_parallel = true,
-            .gated = true,
-            .fused_gate_up = true}),
+            .gated = true}),
     [](const auto& info) { return "Case" + std::to_string(info.index); });
 
 TEST_P(BlockOnRanks, DropsWhatOneRankDrops) {

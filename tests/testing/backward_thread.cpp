@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "tessera/internals/detail/engine.h"
-#include "tessera/internals/detail/running_backward.h"
-#include "tessera/internals/detail/state_of_thread.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/threads.h"
 
 namespace tessera::testing {
 namespace {

@@ -18,7 +18,7 @@
 
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/core/error.h"
-#include "tessera/core/nearest.h"
+#include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -19,7 +19,7 @@
 #include "rendezvous.h"
 #include "tessera/core/error.h"
 #include "tessera/core/flight.h"
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
 
 namespace tessera::run {
 namespace {

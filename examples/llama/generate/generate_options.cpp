@@ -32,7 +32,7 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
       ->allow_extra_args(false)
       ->option_text("TEXT");
   app.add_option("--prompts", o.prompts,
-                 "A file of prompts, one a line; of .jsonl each line's \"prompt\" or \"messages\"; "
+                 "A file of prompts, one a line; of .jsonl each line's \"prompt\"; "
                  "may be given several times; -: standard input")
       ->allow_extra_args(false)
       ->option_text("FILE");
@@ -81,8 +81,6 @@ void declare_machine(CLI::App& app, GenerateOptions& o) {
   app.add_option("--dtype", o.dtype,
                  "Type of weights and computation: fp32, bf16 or fp16 (bf16 on CUDA, fp32 on CPU)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  app.add_flag("--fused-projections", o.fused_projections,
-               "One matrix product for queries, keys and values, and one for gate and up");
 }
 
 /// A perplexity draws no tokens.

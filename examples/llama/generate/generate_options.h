@@ -34,7 +34,6 @@ struct GenerateOptions {
 
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;
-  bool fused_projections = false;
 
   std::map<std::string, std::string> shared;  ///< by flag, what all ranks must have alike
 };

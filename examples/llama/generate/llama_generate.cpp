@@ -21,6 +21,7 @@
 #include "examples/llama/generate/texts.h"
 #include "examples/llama/same_start.h"
 #include "tessera/data/text.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/tessera.hpp"
 
 namespace {
@@ -58,10 +59,10 @@ struct Prompts {
 
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
-  for (const auto& [text, is_chat] : llama::prompt_texts(
-           run.options, llama::standard_input(run.options, run.mesh), run.encoder.chat())) {
+  for (const auto& [text, is_whole] :
+       llama::prompt_texts(run.options, llama::standard_input(run.options, run.mesh))) {
     const llama::Tokens tokens = run.encoder.encode(text);
-    prompts.inputs.push_back(is_chat ? tokens : run.encoder.with_begin_tokens(tokens));
+    prompts.inputs.push_back(is_whole ? tokens : run.encoder.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
       prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer(), run.options.stop);
@@ -118,7 +119,6 @@ int run_generate(std::vector<std::string> arguments) {
   const comm::WorldScope scope(comm::world_from_environment(
       {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
   llama::Config config = llama::read_config(std::filesystem::path(options.model) / "config.json");
-  config.fused_projections = options.fused_projections;
   llama::check_same_start(*scope.world(), options.shared, config);
   const Run run{options,
                 config,
@@ -141,5 +141,6 @@ int run_generate(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return llama::run_program("llama_generate", argc, argv, run_generate);
 }

@@ -4,47 +4,27 @@
 #include <algorithm>
 #include <iostream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
 #include "examples/llama/models.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/core/strict_json.h"
 #include "tessera/data/text.h"
 
 namespace llama {
 namespace {
 
-using tessera::data::ChatTemplatePtr;
-
-PromptText prompt_of_json(const std::string& line, const std::string& place,
-                          const ChatTemplatePtr& chat) {
-  if (tessera::data::has_messages(line)) {
-    TESSERA_CHECK(chat, place,
-                  " has messages, but there is no chat template beside the tokenizer; take a model "
-                  "that has one, or lines with a \"prompt\"");
-    return {chat->prompt(line, place), /*is_chat=*/true};
-  }
-  try {
-    tessera::check_strict_json(line, {.depth = 16});
-    const nlohmann::json json = nlohmann::json::parse(line);
-    if (json.contains("prompt") && json.at("prompt").is_string()) {
-      if (auto prompt = json.at("prompt").get<std::string>(); !prompt.empty()) {
-        return {std::move(prompt)};
-      }
-    }
-  } catch (const tessera::Error& error) {
-    tessera::fail(place, " is not a JSON object: ", error.what());
-  }
-  tessera::fail(place,
-                " has no \"prompt\" that is a text of at least one character; write "
-                "{\"prompt\": \"...\"} in each line");
+PromptText prompt_of_json(const std::string& line, const std::string& place) {
+  const tessera::data::JsonTexts prompt =
+      tessera::data::json_text_lists(line, {"prompt"}, place).front();
+  TESSERA_CHECK(prompt.texts.size() == 1 && !prompt.texts.front().empty(), place,
+                ": \"prompt\" is empty or has several texts; write {\"prompt\": \"...\"} in each "
+                "line");
+  return {prompt.texts.front(), prompt.is_list};
 }
 
-std::vector<PromptText> prompts_of(const std::string& file, const std::string& content,
-                                   const ChatTemplatePtr& chat) {
+std::vector<PromptText> prompts_of(const std::string& file, const std::string& content) {
   const bool is_json = file.ends_with(".jsonl");
   std::istringstream lines(content);
   std::vector<PromptText> prompts;
@@ -54,8 +34,8 @@ std::vector<PromptText> prompts_of(const std::string& file, const std::string& c
       line.pop_back();
     }
     if (!line.empty()) {
-      const std::string place = file + ", line " + std::to_string(number) + ",";
-      prompts.push_back(is_json ? prompt_of_json(line, place, chat) : PromptText{line});
+      const std::string place = file + ":" + std::to_string(number);
+      prompts.push_back(is_json ? prompt_of_json(line, place) : PromptText{line});
     }
   }
   TESSERA_CHECK(!prompts.empty(), file, " holds no prompt; write one a line");
@@ -68,24 +48,17 @@ constexpr const char* kStandardInput = "-";
 /// The most that --max-tokens may be for a model that does not say its positions.
 constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
 
-/// nullptr for a tokenizer of bytes.
-ChatTemplatePtr open_chat(const std::string& file, const std::string& folder) {
-  const std::string found = tokenizer_file(file, folder);
-  return found.empty() ? nullptr : tessera::data::open_chat_template(found);
-}
-
 }  // namespace
 
-std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input,
-                                     const ChatTemplatePtr& chat) {
+std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input) {
   std::vector<PromptText> prompts;
   for (const std::string& text : options.prompt) {
     prompts.push_back({text});
   }
   for (const std::string& file : options.prompts) {
-    const std::vector<PromptText> some =
-        file == kStandardInput ? prompts_of("standard input", input, chat)
-                               : prompts_of(file, tessera::data::read_text(file), chat);
+    const std::vector<PromptText> some = file == kStandardInput
+                                             ? prompts_of("standard input", input)
+                                             : prompts_of(file, tessera::data::read_text(file));
     prompts.insert(prompts.end(), some.begin(), some.end());
   }
   return prompts;
@@ -125,7 +98,6 @@ std::string check_positions(const Config& config, std::int64_t longest, std::int
 PromptEncoder::PromptEncoder(const std::string& folder, const std::string& file,
                              const Config& config)
     : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
-      chat_(open_chat(file, folder)),
       special_(read_special_tokens(folder, config)),
       begin_(text_begin(*tokenizer_, special_)) {}
 

@@ -9,7 +9,6 @@
 #include "examples/llama/generate/generate_options.h"
 #include "examples/llama/generate/sampling.h"
 #include "examples/llama/models.h"
-#include "tessera/data/chat_template.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -17,15 +16,14 @@ namespace llama {
 
 struct PromptText {
   std::string text;
-  bool is_chat = false;  ///< a chat template wrote it, with what begins texts
+  bool is_whole = false;  ///< has the tokens that begin texts, as a chat template writes them
 };
 
-/// The prompts of the command line, or of the files of --prompts: a line each, or of a *.jsonl file
-/// the "prompt" of each line's object, or its "messages" by `chat`; empty lines are passed over.
-/// Throws tessera::Error, naming the line, for a file that can't be read so, and for one without
-/// prompts. `input`: what standard input holds, for --prompts -.
-std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input = "",
-                                     const tessera::data::ChatTemplatePtr& chat = nullptr);
+/// The prompts of the command line, or of the files of --prompts: one a line, or of a *.jsonl file
+/// the "prompt" of each line: a text, or a list of one text that is whole. Empty lines are ignored.
+/// Throws tessera::Error, naming the line, for a file that cannot be read so, and for a file
+/// without prompts. `input`: the contents of standard input, for --prompts -.
+std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input = "");
 /// What standard input of rank 0 holds, on all ranks of `mesh`; "" without --prompts -. Collective.
 std::string standard_input(const GenerateOptions& options, const tessera::DeviceMesh& mesh);
 
@@ -43,8 +41,6 @@ class PromptEncoder {
   const tessera::data::TokenizerPtr& tokenizer() const { return tokenizer_; }
   /// A text ends at any of these.
   const Tokens& end_tokens() const { return special_.end; }
-  /// nullptr where the model has none.
-  const tessera::data::ChatTemplatePtr& chat() const { return chat_; }
   /// The text's own tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
   /// `tokens` behind those that begin a text, where the model has any.
@@ -52,7 +48,6 @@ class PromptEncoder {
 
  private:
   tessera::data::TokenizerPtr tokenizer_;
-  tessera::data::ChatTemplatePtr chat_;
   SpecialTokens special_;
   Tokens begin_;
 };

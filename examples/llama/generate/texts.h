@@ -10,7 +10,6 @@
 
 #include "examples/llama/generate/sampling.h"
 #include "examples/llama/generate/stop_strings.h"
-#include "tessera/data/stream_decoder.h"
 #include "tessera/data/tokenizer.h"
 
 namespace llama {

@@ -9,7 +9,7 @@
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
-#include "tessera/core/keep_freed_memory.h"
+#include "tessera/core/process.h"
 
 namespace llama {
 
@@ -78,8 +78,7 @@ planning::Machine calibrate_llama(const TrainOptions& options, const comm::World
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
-  const std::int64_t heads =
-      o.fused_projections ? config.num_key_value_heads : config.num_attention_heads;
+  const std::int64_t heads = config.num_attention_heads;
   // All layers are equal unless --freeze tells them apart.
   const std::int64_t layers = o.freeze.empty() ? config.num_hidden_layers : 0;
   const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/data/json_lines.h"
+#include "tessera/data/text.h"
 
 namespace llama {
 namespace {

@@ -7,8 +7,7 @@
 #include "examples/llama/fingerprints.h"
 #include "examples/llama/models.h"
 #include "tessera/core/error.h"
-#include "tessera/data/fingerprint.h"
-#include "tessera/data/json_lines.h"
+#include "tessera/data/text.h"
 
 namespace llama {
 namespace {

@@ -14,7 +14,7 @@
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
-#include "tessera/data/fingerprint.h"
+#include "tessera/data/text.h"
 
 namespace llama {
 

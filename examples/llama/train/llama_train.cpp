@@ -15,7 +15,7 @@
 #include "examples/llama/train/run_outputs.h"
 #include "examples/llama/train/setup.h"
 #include "examples/llama/train/train.h"
-#include "tessera/core/keep_freed_memory.h"
+#include "tessera/core/process.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/evaluation.h"
 #include "tessera/training/metric_log.h"

@@ -11,7 +11,8 @@
 #include "examples/llama/train/setup.h"
 #include "examples/llama/train/train.h"
 #include "tessera/core/error.h"
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/observe/tensor_memory.h"
 
 namespace {
@@ -50,5 +51,6 @@ int train(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::kernels::use_fast_products();
   return llama::run_program("llama_train", argc, argv, train);
 }

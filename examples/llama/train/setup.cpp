@@ -153,7 +153,6 @@ Config model_config(const TrainOptions& o) {
                                          ? std::filesystem::path(o.config)
                                          : std::filesystem::path(o.model) / "config.json";
   Config config = read_config(file);
-  config.fused_projections = o.fused_projections;
   if (o.layers > 0) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }

@@ -2,7 +2,7 @@
 
 #include "examples/llama/train/options/train_options.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
 
 namespace llama {
 

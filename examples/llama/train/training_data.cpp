@@ -20,11 +20,9 @@
 #include "examples/llama/train/setup.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/data/fingerprint.h"
-#include "tessera/data/prompt_completions.h"
+#include "tessera/data/samples.h"
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
-#include "tessera/data/token_source.h"
 
 namespace llama {
 
@@ -96,12 +94,6 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// nullptr for a tokenizer of bytes.
-data::ChatTemplatePtr chat_template(const TrainOptions& options) {
-  const std::string file = tokenizer_file(options.tokenizer, options.model);
-  return file.empty() ? nullptr : data::open_chat_template(file);
-}
-
 /// The tokens around texts that decide on the samples: other ones are other data.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
@@ -139,8 +131,7 @@ data::SampleSourcePtr open_prompts(const TrainOptions& options, const EdgeTokens
                                    .completion_field = options.completion_field,
                                    .begin = edges.begin,
                                    .end = edges.end,
-                                   .truncate = options.truncate,
-                                   .chat = chat_template(options)});
+                                   .truncate = options.truncate});
 }
 
 std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, const Config& config,
@@ -247,12 +238,13 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
     batches.document_end = edges.end.back();
   }
   if (!options.eval_text.empty()) {
+    std::string text;
     for (const std::string& file : options.eval_text) {
-      data.eval_text += data::read_text(file);
+      text += data::read_text(file);
     }
-    data.eval_loader = held_out_loader("--eval-text", options, config, batches, [&] {
-      return data::make_token_source(data.tokenizer->encode(data.eval_text));
-    });
+    data.eval_text = data::make_token_source(data.tokenizer->encode(text));
+    data.eval_loader =
+        held_out_loader("--eval-text", options, config, batches, [&] { return data.eval_text; });
   }
   if (!options.eval_tokens.empty()) {
     data.eval_loader = held_out_loader("--eval-tokens", options, config, batches, [&] {

@@ -18,7 +18,7 @@ namespace llama {
 struct TrainingData {
   tessera::data::TokenizerPtr tokenizer;                     ///< none without text
   std::shared_ptr<const tessera::data::BatchLoader> loader;  ///< none with --steps 0
-  std::string eval_text;  ///< contents of --eval-text: its bytes are counted, too
+  tessera::data::TokenSourcePtr eval_text;  ///< tokens of --eval-text, whose bytes are counted
   std::shared_ptr<const tessera::data::BatchLoader>
       eval_loader;                                    ///< none without --eval-text or --eval-tokens
   nlohmann::json samples = nlohmann::json::object();  ///< how files are cut into samples

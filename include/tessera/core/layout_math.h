@@ -1,5 +1,8 @@
+// Which elements of a global tensor a rank has.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -49,6 +52,43 @@ std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, s
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
 /// Offset of chunk `index` when torch.chunk cuts `size` into `chunks`.
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index);
+
+/// Which elements of a global tensor a coordinate has.
+struct FlatPlace {
+  std::vector<std::int64_t> sizes;  ///< global
+  std::vector<Box> boxes;           ///< as owned_boxes() lists them
+  friend bool operator==(const FlatPlace&, const FlatPlace&) = default;
+};
+
+/// `place` as a list of integers, as an operator can take it (ShardingRule::PlaceArgument): the
+/// sizes, then the global offset, the local offset and the sizes of each box. Pure.
+std::vector<std::int64_t> flat_place(const FlatPlace& place);
+/// The same back, of a tensor of `ndim` dimensions. Throws Error for a list of another length.
+FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
+
+/// The rows of a tensor that are one of several tensors in it (a fused weight): one run in each of
+/// equal groups of rows.
+struct PartRows {
+  std::int64_t first = 0;       ///< first row of the run in the first group
+  std::int64_t run = 0;         ///< rows of a run
+  std::int64_t group_rows = 0;  ///< from one run's begin to the next
+  std::int64_t groups = 1;
+
+  /// Calls visit(row, from, rows) for the overlap of rows [first_row, first_row + rows) of the
+  /// tensor with this part: rows [from, from + rows) of that block are the part's, from its `row`
+  /// on.
+  template <class Visit>
+  void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
+    for (std::int64_t group = 0; group < groups; ++group) {
+      const std::int64_t begin = first + group * group_rows;
+      const std::int64_t from = std::max(begin, first_row);
+      const std::int64_t to = std::min(begin + run, first_row + rows);
+      if (from < to) {
+        visit(group * run + from - begin, from - first_row, to - from);
+      }
+    }
+  }
+};
 
 }  // namespace tessera
 TESSERA_API_END

@@ -1,3 +1,4 @@
+// Sharding rules of programs and of other layers.
 #pragma once
 
 #include <string>
@@ -66,4 +67,12 @@ void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
                    ResultSizes results = nullptr);
 
 }  // namespace tessera
+
+namespace tessera::detail {
+
+/// The rule of an operator that a layer above core defines. A program may replace it
+/// (register_rule). Throws Error after the first rule was looked up: for use before main().
+void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
+
+}  // namespace tessera::detail
 TESSERA_API_END

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/export.h"
 
@@ -14,6 +16,39 @@ std::string read_text(const std::string& path);
 /// The entropy of a byte given the byte before it, by the counts of this text, in nats per byte:
 /// the loss that a perfect bigram model of it would reach. 0 for fewer than two bytes.
 double bigram_entropy(std::string_view text);
+
+/// The texts of `fields`, in this order, of a JSON object on a line of a JSON Lines file. `origin`:
+/// file and line, for messages. Throws Error if the line is not a JSON object, if it lacks a field,
+/// and if a field is not a text.
+std::vector<std::string> json_texts(std::string_view line, const std::vector<std::string>& fields,
+                                    const std::string& origin);
+
+/// A field of an object that is a text, or a list of texts.
+struct JsonTexts {
+  std::vector<std::string> texts;
+  bool is_list = false;
+};
+/// As json_texts(), but a field may be a list of texts as well.
+std::vector<JsonTexts> json_text_lists(std::string_view line,
+                                       const std::vector<std::string>& fields,
+                                       const std::string& origin);
+
+/// Whether a line has nothing but white space, as a reader of JSON Lines passes over.
+bool is_blank(std::string_view line);
+
+/// What tells a file from others without reading all of it.
+struct FileFingerprint {
+  std::string name;  ///< without its folder, since data may move
+  std::uint64_t bytes = 0;
+  /// CRC-32C of up to 64 pieces of 4 KiB, spread evenly from the first byte to the last.
+  std::uint32_t sum = 0;
+  friend bool operator==(const FileFingerprint&, const FileFingerprint&) = default;
+};
+
+/// Throws Error if the file can't be read.
+FileFingerprint fingerprint(const std::string& path);
+/// Those of several files.
+std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 
 }  // namespace tessera::data
 TESSERA_API_END

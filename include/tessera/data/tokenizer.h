@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,9 +28,6 @@ class Tokenizer {
   /// The tokens that begin and end a text, in their order; none where the tokenizer has none.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
-  /// The getter of version 0.1. Throws Error where there are several.
-  [[deprecated("use begin_tokens()")]] std::optional<std::int64_t> begin_token() const;
-  [[deprecated("use end_tokens()")]] std::optional<std::int64_t> end_token() const;
   /// Whether a text that a model reads begins with begin_tokens(), where the tokenizer's files say:
   /// nullopt leaves it to the model's.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
@@ -69,6 +67,32 @@ std::optional<std::string> find_tokenizer(const std::string& folder);
 std::vector<std::string> tokenizer_files(const std::string& path);
 /// Whether open_tokenizer() reads a file as a tokenizer.json. Throws Error if it can't be read.
 bool is_tokenizer_json(const std::string& path);
+
+/// Decodes tokens as they come: the pieces joined are the text of all tokens, and none ends within
+/// a character. A token costs the same however many came before. Not thread safe.
+class StreamDecoder {
+ public:
+  /// `before`: tokens whose text has been shown already.
+  explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
+
+  /// The text that this token completes; often empty for a part of a character. Bytes that can no
+  /// longer become a character are returned unchanged. An id beyond the vocabulary has no text, as
+  /// in transformers: a model's vocabulary may be padded. Throws Error for a negative one.
+  std::string push(std::int64_t token);
+  /// What is left when no token follows; perhaps not valid UTF-8.
+  std::string finish();
+
+ private:
+  bool has_own_text(std::int64_t token) const;
+  bool has_text(std::int64_t token) const;
+  void shorten_window();
+  /// What of the window's text has not been given, without so many bytes at its end.
+  std::string give_all_but(std::size_t held, std::string_view text);
+
+  TokenizerPtr tokenizer_;
+  std::vector<std::int64_t> window_;  ///< the last tokens that have text
+  std::size_t given_ = 0;             ///< bytes of the window's text that have been given
+};
 
 }  // namespace tessera::data
 TESSERA_API_END

@@ -1,3 +1,4 @@
+// The distributed tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +11,6 @@
 
 #include "tessera/core/layout.h"
 #include "tessera/core/placement.h"
-#include "tessera/dtensor/redistribute_options.h"
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
@@ -69,13 +69,7 @@ class DistributedTensor {
   DistributedTensor redistribute(LayoutPtr layout) const;
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options) const;
-  /// The same tensor on another mesh of the same world, one of these, else throws Error:
-  ///   - a mesh of the same ranks in any arrangement: one all-to-all, or none where every rank
-  ///   holds
-  ///     what it needs;
-  ///   - a slice of this mesh through this rank, or a mesh that this one is a slice of: the tensor,
-  ///     and its gradient, are taken to be replicated on the dimensions that the slice lacks.
-  /// Collective over the larger mesh. Gradient: redistributed back.
+  /// As PyTorch's: throws Error for a mesh that is not this tensor's.
   DistributedTensor redistribute(const DeviceMesh& mesh, const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   /// The global tensor, as a plain one, on every rank. Collective. Gradient: local gradients are
@@ -126,6 +120,16 @@ std::string local_to_string(const DistributedTensor& tensor);
 /// from_local and distribute_tensor make this check and are then collective; TESSERA_DEBUG=0 turns
 /// it off.
 void check_agreement(const DistributedTensor& tensor);
+
+/// Which ranks hold which block of a tensor of one or two dimensions, as a table of text: a row for
+/// each range of dimension 0, a column for each of dimension 1. Not collective. Throws Error for
+/// other numbers of dimensions. PyTorch's visualize_sharding.
+///
+///   [7, 4] on (dp=2, tp=2): Shard(0), Shard(1)
+///            0:2    2:4
+///   0:4      0      1
+///   4:7      2      3
+std::string visualize(const DistributedTensor& tensor);
 
 }  // namespace tessera
 TESSERA_API_END

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/carried_slot.h"
-#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/threads.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 TESSERA_API_BEGIN
 namespace tessera {

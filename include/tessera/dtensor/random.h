@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "tessera/core/part_rows.h"
+#include "tessera/core/layout_math.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <vector>
 
 #include "tessera/core/layout.h"
@@ -18,6 +20,18 @@ struct ShardingSpec {
   DeviceMesh mesh;
   LayoutPtr layout = nullptr;
   friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
+};
+
+/// Options of a redistribution.
+struct RedistributeOptions {
+  /// The tensor is cast to this type first; the result has it.
+  std::optional<c10::ScalarType> forward_dtype{};
+  /// The gradient is cast to this type, redistributed back, and cast to the type of the tensor.
+  std::optional<c10::ScalarType> backward_dtype{};
+  /// Return before the last collective has finished. The first use of the values waits for it, and
+  /// throws if it failed. On a CPU every later synchronous collective of a redistribution waits for
+  /// it too. The gradient is redistributed in the same way.
+  bool async = false;
 };
 
 /// "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]": the mesh and the layout.

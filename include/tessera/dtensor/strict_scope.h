@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/threads.h"
 
 TESSERA_API_BEGIN
 namespace tessera {

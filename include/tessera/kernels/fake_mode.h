@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 TESSERA_API_BEGIN
 namespace tessera::kernels {

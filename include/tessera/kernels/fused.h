@@ -58,14 +58,6 @@ std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, cons
 std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
                                                                        const at::Tensor& gate,
                                                                        const at::Tensor& up);
-/// The same of both in one tensor, (..., 2 * size): all of gate, then all of up. Gives (..., size).
-at::Tensor silu_and_mul(const at::Tensor& gate_up);
-/// The gradient of that tensor.
-at::Tensor silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_up);
-/// silu_and_mul(gate_up) once more, and that gradient.
-std::pair<at::Tensor, at::Tensor> silu_and_mul_with_gradient(const at::Tensor& grad,
-                                                             const at::Tensor& gate_up);
-
 /// Rotary position embedding (Su et al. 2021), in the form of Llama. x: (batch, sequence, heads,
 /// head_dim), of halves (x1, x2); cos, sin: (sequence, head_dim). Gives (x1 cos1 - x2 sin1, x2 cos2
 /// + x1 sin2), or with `transposed` the adjoint of that, which is its gradient.
@@ -75,17 +67,6 @@ at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at
 std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const at::Tensor& k,
                                                       const at::Tensor& cos, const at::Tensor& sin,
                                                       bool transposed);
-/// Queries, keys and values of one product, each dense and the first two turned. qkv: (batch,
-/// sequence, groups, n + 2, head_dim), in each group n query heads, a key and a value head. Gives
-/// (batch, sequence, groups, n, head_dim), and twice (batch, sequence, groups, head_dim).
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rotary_qkv(const at::Tensor& qkv,
-                                                          const at::Tensor& cos,
-                                                          const at::Tensor& sin);
-/// The gradient of qkv.
-at::Tensor rotary_qkv_backward(const at::Tensor& q_grad, const at::Tensor& k_grad,
-                               const at::Tensor& v_grad, const at::Tensor& cos,
-                               const at::Tensor& sin);
-
 /// Embedding with a shard of the table: `weight` holds rows first_row, first_row + 1, ... of
 /// `total_rows`. Gives (..., dim), zeros for indices of other rows. An index outside of the table
 /// throws Error on a CPU, and on CUDA fails an assertion of the device.
@@ -96,6 +77,11 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
 /// summed first, which the indices alone decide.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
+
+/// For main(): from now on oneDNN computes large fp32 products of matrices (`mm`, `addmm`) of this
+/// process on processors for which MKL has no kernels of full vector width, AMD's with AVX-512.
+/// Elsewhere it does nothing. The choice depends on the processor and the sizes alone.
+void use_fast_products();
 
 }  // namespace tessera::kernels
 TESSERA_API_END

@@ -38,10 +38,6 @@ struct LlamaConfig {
 
   /// The text it was read from, for writing it beside exported weights.
   std::string json;
-
-  /// One product for queries, keys and values, and one for gate and up: a choice of the program,
-  /// not of the file. Files have the separate weights, and initial values are those.
-  bool fused_projections = false;
 };
 
 /// Reads a config.json. Throws Error naming the key for a missing or impossible value, and

@@ -34,7 +34,7 @@ struct AttentionOptions {
   /// Each head's queries and keys are normed (RMSNorm over head_dim): modules q_norm and k_norm.
   bool qk_norm = false;
   double norm_eps = 1e-6;
-  /// One FusedLinear for queries, keys and values. Files hold it as separate ones.
+  /// One FusedLinear for queries, keys and values, as GPT-2 has it.
   bool fused_qkv = false;
   bool causal = true;
   std::int64_t window = 0;  ///< how many positions a query sees, its own included; 0: all

@@ -31,9 +31,6 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
 /// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). Same shape and type; any dimension may
 /// be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
-/// The same of one tensor that has both, as FusedLinear leaves them: (..., 2 * size), all of gate
-/// before all of up -> (..., size). Its gradient is one tensor, too.
-at::Tensor silu_mul(const at::Tensor& gate_up);
 
 /// Rotary position embedding (Su et al. 2021), Hugging Face's half-split convention:
 /// x * cos + rotate_half(x) * sin. x: (batch, sequence, heads, head_dim), head_dim even; cos, sin:

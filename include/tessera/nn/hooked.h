@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tessera/export.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/deferred_bias.h"
-#include "tessera/nn/detail/held_submodule.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
 
@@ -53,9 +53,9 @@ inline constexpr auto kSlotMembers = detail::weight_and_bias<M>();
 
 namespace detail {
 
-/// FindTensors of class M, by its kSlotMembers.
+/// FindMembers of class M, by its kSlotMembers.
 template <class M>
-void find_tensors(torch::nn::Module& module, HeldTensors& found) {
+void find_members(torch::nn::Module& module, ModuleMembers& found) {
   if (auto* held = dynamic_cast<M*>(&module)) {
     for (const SlotMember<M>& slot : kSlotMembers<M>) {
       found.emplace_back(slot.name,
@@ -80,7 +80,7 @@ void find_tensors(torch::nn::Module& module, HeldTensors& found) {
 template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
-               public detail::HoldsModule {
+               public detail::AdoptsModule {
  public:
   using Held = typename Holder::ContainedType;
 
@@ -91,10 +91,10 @@ class Hooked : public Module<Hooked<Holder>>,
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
   /// Holds `module`; what kSlotMembers says of other classes in it is in `classes`. nn::adopt.
-  Hooked(std::shared_ptr<Held> module, std::vector<detail::FindTensors> classes)
-      : held_(std::move(module)), taken_(detail::take_module(*held_)) {
-    classes.push_back(&detail::find_tensors<Held>);
-    HeldSubmodule::Maker(std::move(classes)).fill(*this, *held_);
+  Hooked(std::shared_ptr<Held> module, std::vector<detail::FindMembers> classes)
+      : held_(std::move(module)), taken_(detail::claim_module(*held_)) {
+    classes.push_back(&detail::find_members<Held>);
+    AdoptedModule::Maker(std::move(classes)).fill(*this, *held_);
   }
 
   template <class... Args>
@@ -109,7 +109,7 @@ class Hooked : public Module<Hooked<Holder>>,
   void set_initializers(Initializers table) { initializers_ = std::move(table); }
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, initializers_);
-    detail::reset_held(*held_, *this, init);
+    detail::reset_adopted(*held_, *this, init);
   }
   /// Sets the mode of the held module, too.
   void train(bool on = true) override {
@@ -119,7 +119,7 @@ class Hooked : public Module<Hooked<Holder>>,
   bool is_training() const noexcept override { return held_->is_training(); }
   /// Its forward runs without hooks.
   Held& held() { return *held_; }
-  const torch::nn::Module& held_module() const override { return *held_; }
+  const torch::nn::Module& adopted_module() const override { return *held_; }
 
  private:
   /// `module`, if any, lacks its bias for as long as this lives.
@@ -166,7 +166,7 @@ template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");
   return std::make_shared<Adopted<M>>(
-      std::move(module), std::vector<detail::FindTensors>{&detail::find_tensors<Classes>...});
+      std::move(module), std::vector<detail::FindMembers>{&detail::find_members<Classes>...});
 }
 /// The same for what a module holder holds: torch::nn::Sequential, TORCH_MODULE(Net).
 template <class... Classes, class M>

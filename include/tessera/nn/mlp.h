@@ -7,7 +7,6 @@
 #include <string>
 
 #include "tessera/export.h"
-#include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 
@@ -18,7 +17,6 @@ namespace tessera::nn {
 struct MlpNames {
   std::string gate = "gate_proj";  ///< in a SwiGlu only
   std::string up = "up_proj", down = "down_proj";
-  std::string fused = "gate_up_proj";  ///< one Linear in place of gate and up, in a SwiGlu only
 };
 
 /// Options of a SwiGlu and a GeluMlp.
@@ -30,8 +28,6 @@ struct MlpOptions {
   /// same where that is 0; biases zero.
   double init_std = 0.02, output_init_std = 0;
   MlpNames names{};
-  /// In a SwiGlu: one FusedLinear for gate and up. Files hold it as separate ones.
-  bool fused_gate_up = false;
 };
 
 /// down(silu(gate(x)) * up(x)) (Shazeer 2020): (..., hidden) -> (..., hidden). The styles of its
@@ -44,11 +40,8 @@ class SwiGlu : public Module<SwiGlu> {
   void reset_parameters(const InitContext& init) override;
 
  private:
-  at::Tensor gated(const at::Tensor& x);
-
   MlpOptions options_;
   std::shared_ptr<Linear> gate_, up_, down_;
-  std::shared_ptr<FusedLinear> fused_;  ///< in place of the first two
 };
 
 /// down(gelu(up(x))) (Hendrycks & Gimpel 2016): (..., hidden) -> (..., hidden). The styles of its

@@ -24,7 +24,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-class HeldSubmodule;
+class AdoptedModule;
 class InitContext;
 
 namespace detail {
@@ -199,7 +199,7 @@ class ModuleBase : public torch::nn::Module {
 
  private:
   friend class ParameterSlot;
-  friend class HeldSubmodule;
+  friend class AdoptedModule;
   /// Puts the tensor of a slot where forward reads it, beside the slot.
   using Follow = std::function<void(const at::Tensor& tensor)>;
   /// What follows a swap: the handles of a parameter, a member bound to it.

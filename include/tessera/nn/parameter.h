@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/part_rows.h"
+#include "tessera/core/layout_math.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 

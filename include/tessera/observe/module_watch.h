@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/threads.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN

@@ -24,8 +24,6 @@ struct BlockPlanOptions {
   /// For an Attention with fewer key and value heads than ranks: computes each head on several
   /// ranks (replicated_heads_parallel).
   bool replicate_kv_heads = false;
-  /// The nn::SwiGlu has MlpOptions::fused_gate_up.
-  bool fused_gate_up = false;
 };
 
 // The entries of a plan for one block, as Megatron-LM splits it (Shoeybi et al. 2019): column-wise

@@ -13,7 +13,7 @@
 #include "checked/call_history.h"
 #include "checked/timed_work.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/watchdog.h"
 

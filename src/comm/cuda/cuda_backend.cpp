@@ -7,9 +7,9 @@
 
 #include <string>
 
-#include "tessera/core/detail/library_beside.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/cuda_presence.h"
+#include "tessera/internals/detail/devices.h"
 #include "tessera/version.h"
 
 namespace tessera::comm {

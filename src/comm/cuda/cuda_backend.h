@@ -9,7 +9,7 @@
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 
 namespace tessera::comm {
 

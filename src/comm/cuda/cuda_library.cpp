@@ -5,7 +5,7 @@
 #include "cuda/cuda_backend.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d_nccl.h"
-#include "tessera/internals/detail/cuda_presence.h"
+#include "tessera/internals/detail/devices.h"
 
 namespace tessera::comm {
 namespace {

@@ -18,7 +18,7 @@
 #include "cuda/nccl_group.h"
 #include "gloo/c10d_arguments.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/cuda_capture.h"
+#include "tessera/internals/detail/c10d_nccl.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 

@@ -7,7 +7,7 @@
 
 #include "group_info.h"
 #include "tessera/internals/detail/c10d_nccl.h"
-#include "tessera/internals/detail/quiet_log.h"
+#include "tessera/internals/detail/c10d.h"
 
 namespace tessera::comm {
 

@@ -12,7 +12,7 @@
 
 #include "tessera/core/placement.h"
 #include "tessera/export.h"
-#include "tessera/internals/detail/c10d_group.h"
+#include "tessera/internals/detail/c10d.h"
 
 TESSERA_API_BEGIN
 namespace tessera::comm {

@@ -13,7 +13,7 @@
 #include "backends.h"
 #include "gloo/c10d_arguments.h"
 #include "gloo/link_bytes.h"
-#include "tessera/internals/detail/c10d_gloo.h"
+#include "tessera/internals/detail/c10d.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 

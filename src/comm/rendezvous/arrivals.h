@@ -6,7 +6,7 @@
 #include "host/job_variables.h"
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 #include "watch/record_memory.h"
 
 TESSERA_API_FOR_TEST_BEGIN

@@ -14,7 +14,7 @@
 #include "hierarchy/hierarchical_communicator.h"
 #include "hierarchy/host_layout.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/quiet_log.h"
+#include "tessera/internals/detail/c10d.h"
 #include "watch/meeting.h"
 #include "watch/peer_wait.h"
 

@@ -10,7 +10,7 @@
 #include "group_info.h"
 #include "rendezvous/job_info.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 #include "watch/group_watch.h"
 
 namespace tessera::comm {

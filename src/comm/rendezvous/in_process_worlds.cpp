@@ -13,7 +13,7 @@
 #include "tessera/comm/fake_world.h"
 #include "tessera/comm/meta_world.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 
 namespace tessera::comm {
 namespace {

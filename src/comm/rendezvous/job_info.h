@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 #include "watch/world_watch.h"
 
 namespace tessera::comm {

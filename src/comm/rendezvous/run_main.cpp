@@ -9,8 +9,8 @@
 #include <string>
 
 #include "host/job_variables.h"
-#include "tessera/core/end_program.h"
 #include "tessera/core/error.h"
+#include "tessera/core/process.h"
 
 namespace tessera::comm {
 namespace {

@@ -21,7 +21,7 @@
 #include "rendezvous/group_setup.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/detail/work_progress.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/group_watch.h"
 #include "watch/meeting.h"

@@ -25,8 +25,7 @@
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/detail/thread_warnings.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/c10d_store.h"
-#include "tessera/internals/detail/quiet_log.h"
+#include "tessera/internals/detail/c10d.h"
 #include "watch/asked.h"
 
 namespace tessera::comm {

@@ -14,7 +14,7 @@
 #include "shm/shm_reduce.h"
 #include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/meeting.h"
 

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 
 namespace tessera::comm {
 

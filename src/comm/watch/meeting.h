@@ -4,7 +4,7 @@
 
 #include "group_info.h"
 #include "tessera/export.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {

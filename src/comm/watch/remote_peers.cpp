@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/core/detail/flight_report.h"
-#include "tessera/internals/detail/quiet_log.h"
+#include "tessera/internals/detail/c10d.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,7 +1,8 @@
-// Placements as text, both ways, in PyTorch's notation: what is printed can be parsed, and pasted
-// into Python. Documents, messages and the command line use it.
-#include "tessera/core/placement.h"
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/reverse.hpp>
+#include <range/v3/view/zip.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -9,9 +10,16 @@
 #include <ostream>
 #include <utility>
 
+#include "layout/digits.h"
 #include "tessera/core/error.h"
+#include "tessera/core/layout.h"
+#include "tessera/core/placement.h"
 
 namespace tessera {
+
+// Placements as text, both ways, in PyTorch's notation: what is printed can be parsed, and pasted
+// into Python. Documents, messages and the command line use it.
+
 namespace {
 
 /// The one list of names: printing and parsing both read it.
@@ -177,6 +185,278 @@ Placement parse_placement(std::string_view text) {
                 "\" is not understood; write Shard(0), Replicate(), Partial(sum|avg|max|min|"
                 "product) or _StridedShard(dim=0, sf=2)");
   return *placement;
+}
+
+// Placements <-> Layout. NOTE [Orders and strided shards]
+// PyTorch applies a placement list in mesh order. A mesh dimension that is applied after one that
+// is later in the mesh shows as a StridedShard: its split factor is the number of chunks that the
+// later mesh dimension, applied first, makes. Example: FSDP over tensor parallelism on mesh (dp=2,
+// tp=4) applies tp first, then dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
+//
+// To a layout: mesh dimensions are inserted into the order from the last to the first, each behind
+// those whose sizes multiply to its split factor.
+// To placements: the split factor of a mesh dimension is the product of the sizes of those in front
+// of it in the order that are later in the mesh.
+// A split factor that no order explains stands for a local digit in front (a flattened view, a
+// fused weight). DigitCutter cuts that digit off the dimension, which must divide evenly.
+
+namespace {
+
+using detail::mesh_size;
+using Sizes = std::vector<std::int64_t>;
+
+/// One mesh dimension that splits a tensor dimension; a plain Shard has split factor 1.
+struct Cut {
+  int mesh_dim = 0;
+  std::int64_t split_factor = 1;
+};
+
+/// The order of application that explains all split factors, if there is one.
+/// From the last mesh dimension to the first, as the note says: whatever is in `order` already is
+/// later in the mesh, so that its sizes are what a split factor counts.
+std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
+  std::vector<int> order;
+  for (const Cut& cut : cuts | ranges::views::reverse) {
+    std::int64_t in_front = 1;
+    auto at = order.begin();
+    while (at != order.end() && in_front < cut.split_factor) {
+      in_front *= mesh_size(mesh, *at++);
+    }
+    if (in_front != cut.split_factor) {
+      return std::nullopt;
+    }
+    order.insert(at, cut.mesh_dim);
+  }
+  return order;
+}
+
+/// The digits of one dimension while cuts are applied in mesh order, each to what the ones before
+/// it left.
+class DigitCutter {
+ public:
+  DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
+
+  /// Appends the mesh dimension to the digit that it cuts. False where the cut does not fall on the
+  /// boundary of a digit.
+  bool apply(const Cut& cut) {
+    const auto first = skip(cut.split_factor);
+    if (!first) {
+      return false;
+    }
+    for (auto i = *first; i < digits_.size(); ++i) {
+      auto& digit = digits_[i];
+      const bool last = i + 1 == digits_.size();  // only the last digit may be cut unevenly
+      const auto left = remaining(digit);
+      if (!last && left == 1) {
+        continue;
+      }
+      if (!last && (!left || *left % mesh_size(mesh_, cut.mesh_dim) != 0)) {
+        return false;
+      }
+      digit.mesh_dims.push_back(cut.mesh_dim);
+      return true;
+    }
+    return false;
+  }
+
+  std::vector<Digit> digits() && { return std::move(digits_); }
+
+ private:
+  /// How many positions of the digit each coordinate holds; nullopt where their numbers differ.
+  /// Only equal shares can be cut again by a factor that is the same on all coordinates.
+  std::optional<std::int64_t> remaining(const Digit& digit) const {
+    const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
+    if (digit.extent % parts != 0) {
+      return std::nullopt;
+    }
+    return digit.extent / parts;
+  }
+
+  /// The index of the digit behind the first `factor` local positions. Splits a digit in two where
+  /// they end inside of it.
+  std::optional<std::size_t> skip(std::int64_t factor) {
+    for (std::size_t i = 0; i < digits_.size(); ++i) {
+      if (factor == 1) {
+        return i;
+      }
+      const auto left = remaining(digits_[i]);
+      if (!left || *left == 0) {
+        return std::nullopt;
+      }
+      if (*left % factor == 0 && *left != factor) {  // they end inside this digit
+        const auto behind = *left / factor;
+        digits_[i].extent /= behind;
+        digits_.insert(digits_.begin() + static_cast<std::ptrdiff_t>(i) + 1, Digit{behind, {}});
+        return i + 1;
+      }
+      if (factor % *left != 0) {
+        return std::nullopt;
+      }
+      factor /= *left;
+    }
+    if (factor != 1) {
+      return std::nullopt;
+    }
+    // The factor uses up all positions: the mesh dimension cuts a digit of one position behind
+    // them. Coordinate 0 has it, the others nothing.
+    digits_.push_back(Digit{1, {}});
+    return digits_.size() - 1;
+  }
+
+  const Sizes& mesh_;
+  std::vector<Digit> digits_;
+};
+
+/// The digits of one dimension of `size`. A pure order is preferred, as it does not depend on
+/// sizes: such layouts are the same object for all tensors, and may cut unevenly.
+std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector<Cut>& cuts,
+                                            std::int64_t size) {
+  if (cuts.empty()) {
+    return std::vector<Digit>{};
+  }
+  if (auto order = pure_order(mesh, cuts)) {
+    return std::vector<Digit>{Digit{0, std::move(*order)}};
+  }
+  DigitCutter cutter(mesh, size);
+  for (const auto& cut : cuts) {
+    if (!cutter.apply(cut)) {
+      return std::nullopt;
+    }
+  }
+  return std::move(cutter).digits();
+}
+
+/// A placement list by tensor dimension: the cuts of each, in mesh order; and the partial mesh
+/// dimensions.
+struct CutsAndPartials {
+  std::vector<std::vector<Cut>> cuts;
+  std::vector<PartialDim> partial;
+};
+
+/// `dim` from 0. The error names the whole list: the user wrote that, not one dimension.
+std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
+  TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
+                " shard dimension ", dim, " of a tensor with ", ndim,
+                " dimensions; shard one that it has, or replicate it");
+  return static_cast<std::size_t>(dim < 0 ? dim + ndim : dim);
+}
+
+/// In mesh order: both ways to read the cuts depend on it.
+CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
+  CutsAndPartials out;
+  out.cuts.resize(ndim);
+  const auto cut = [&](std::int64_t dim, Cut how) {
+    out.cuts[tensor_dim(placements, dim, static_cast<std::int64_t>(ndim))].push_back(how);
+  };
+  for (const auto& [i, placement] : ranges::views::enumerate(placements)) {
+    const auto mesh_dim = static_cast<int>(i);
+    if (const auto* shard = std::get_if<Shard>(&placement)) {
+      cut(shard->dim, {mesh_dim, 1});
+    } else if (const auto* strided = std::get_if<StridedShard>(&placement)) {
+      TESSERA_CHECK(strided->split_factor >= 1, "placement ", to_string(placement),
+                    " has a split factor below 1; give at least 1");
+      cut(strided->dim, {mesh_dim, strided->split_factor});
+    } else if (const auto* partial = std::get_if<Partial>(&placement)) {
+      out.partial.push_back({mesh_dim, partial->op});
+    }
+  }
+  return out;
+}
+
+/// The split factor of `mesh_dim`, which is in one of `digits`. It counts the positions of digits
+/// before that one that are local when PyTorch applies it; within its digit, see the note above.
+std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
+  std::int64_t factor = 1;
+  for (const auto& digit : digits) {
+    const auto& order = digit.mesh_dims;
+    const auto at = std::find(order.begin(), order.end(), mesh_dim);
+    if (at == order.end()) {
+      factor *= digit.extent;
+      // Mesh dimensions in front in the mesh were applied before: they are no longer counted in
+      // what is local.
+      for (const int m : order) {
+        factor /= m < mesh_dim ? mesh_size(mesh, m) : 1;
+      }
+      continue;
+    }
+    for (auto m = order.begin(); m != at; ++m) {
+      factor *= *m > mesh_dim ? mesh_size(mesh, *m) : 1;
+    }
+    break;
+  }
+  // Uneven cuts in front may divide it down to 0. to_placements() then sees that the list does not
+  // come back as the layout.
+  return std::max(factor, std::int64_t{1});
+}
+
+/// What one mesh dimension does, as PyTorch writes it.
+Placement placement_of(const Layout& layout, int mesh_dim) {
+  if (const auto* partial = layout.partial_on(mesh_dim)) {
+    return Partial{partial->op};
+  }
+  const int dim = layout.sharded_dim(mesh_dim);
+  if (dim < 0) {
+    return Replicate{};
+  }
+  const auto factor = split_factor(layout.mesh_sizes(), layout.digits(dim), mesh_dim);
+  if (factor == 1) {
+    return Shard{dim};
+  }
+  return StridedShard{dim, factor};
+}
+
+/// Only these layouts depend on the sizes and may have no list of placements.
+bool has_several_digits(const Layout& layout) {
+  return std::any_of(layout.dims().begin(), layout.dims().end(),
+                     [](const auto& digits) { return digits.size() > 1; });
+}
+
+/// nullptr where the cuts of a dimension do not fall on boundaries of its digits.
+LayoutPtr try_to_layout(const Sizes& mesh_sizes, const Placements& placements,
+                        std::span<const std::int64_t> sizes) {
+  auto [cuts, partial] = cuts_of(placements, sizes.size());
+  Layout::Dims dims;
+  for (const auto& [dim_cuts, size] : ranges::views::zip(cuts, sizes)) {
+    auto digits = to_digits(mesh_sizes, dim_cuts, size);
+    if (!digits) {
+      return nullptr;
+    }
+    dims.push_back(std::move(*digits));
+  }
+  return Layout::intern(mesh_sizes, std::move(dims), std::move(partial));
+}
+
+}  // namespace
+
+LayoutPtr to_layout(const Sizes& mesh_sizes, const Placements& placements,
+                    std::span<const std::int64_t> sizes) {
+  TESSERA_CHECK(placements.size() == mesh_sizes.size(), "placements ", to_string(placements),
+                " are ", placements.size(), " for a mesh of ", mesh_sizes.size(),
+                " dimensions; give one a mesh dimension");
+  auto layout = try_to_layout(mesh_sizes, placements, sizes);
+  TESSERA_CHECK(layout, "placements ", to_string(placements),
+                " cut a tensor dimension at places that don't line up; use split factors that "
+                "divide the dimension, or Shard");
+  return layout;
+}
+
+Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes) {
+  TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
+                to_string(layout), " was given sizes of ", sizes.size(), " dimensions");
+  Placements out;
+  for (int m = 0; m < layout.mesh_ndim(); ++m) {
+    out.push_back(placement_of(layout, m));
+  }
+  if (!has_several_digits(layout)) {
+    return out;
+  }
+  // Not every order of digits is a list of placements: check whether this one converts back.
+  const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
+  TESSERA_CHECK(
+      back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),
+      "layout ", to_string(layout),
+      " has no form as a list of placements: a digit in front is split unevenly");
+  return out;
 }
 
 }  // namespace tessera

@@ -10,9 +10,7 @@
 #include <unordered_map>
 
 #include "layout/digits.h"
-#include "plan/moves.h"
-#include "plan/search_state.h"
-#include "plan/step_cost.h"
+#include "plan/search.h"
 #include "tessera/core/error.h"
 
 namespace tessera {

@@ -1,16 +1,39 @@
-// The greedy choice behind propagate(): for one mesh dimension after another, which factor it
-// shards. Kept apart from propagate.cpp, which makes layouts of the choices.
+// One way to run a call: the digits of each factor of its rule.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "tessera/core/layout.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera {
+
+/// The digits of each of several factors, major first.
+using FactorDigits = std::vector<std::vector<Digit>>;
+
+/// Distributes the digits of one tensor dimension over its factors. A digit that spans a boundary
+/// of factors is divided there. nullopt where its chunks do not end at the boundary. All extents
+/// are explicit (not 0), and the factors' sizes multiply to the product of the extents.
+std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
+                                         std::span<const std::int64_t> factor_sizes,
+                                         std::span<const std::int64_t> mesh_sizes);
+
+/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
+int drop_innermost(std::vector<Digit>& digits);
+
+/// Whether all chunks of `digits` have equal sizes.
+bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes);
+
+/// Whether some coordinate holds no position of `digits`.
+bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes);
+
+// The greedy choice behind propagate(): for one mesh dimension after another, which factor it
+// shards. Kept apart from propagate.cpp, which makes layouts of the choices.
 
 /// The placement of one tensor on one mesh dimension, in terms of a rule's factors.
 struct FactorPlacement {

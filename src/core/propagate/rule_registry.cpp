@@ -11,9 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "rules/rule_builder.h"
 #include "rules/rule_table.h"
-#include "tessera/core/detail/library_rule.h"
 #include "tessera/core/error.h"
 #include "tessera/core/register_rule.h"
 

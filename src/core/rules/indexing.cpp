@@ -1,15 +1,18 @@
-// Gathers, scatters, selections by a list of indices, searches. Along the dimension that indices
-// pick from, a tensor stays whole; all other dimensions are independent. The exceptions are made
-// where a partial sum is cheaper (gather_by_parts) or where writes add up.
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "rules/rule_builder.h"
 #include "rules/rule_table.h"
+#include "tessera/core/detail/rounding.h"
 
 namespace tessera::rules {
+
+// Gathers, scatters, selections by a list of indices, searches. Along the dimension that indices
+// pick from, a tensor stays whole; all other dimensions are independent. The exceptions are made
+// where a partial sum is cheaper (gather_by_parts) or where writes add up.
+
 namespace {
 
 /// A dimension argument, counted from 0.
@@ -274,6 +277,413 @@ Table indexing_table() {
       {"searchsorted.Tensor", searchsorted_rule},
   };
   return {"indexing", join_rows({advanced_indexing_rows(), rows})};
+}
+
+// self[indices]: NumPy's advanced indexing.
+
+namespace {
+
+/// The factors of self[indices]. The indices broadcast together. Their dimensions replace the
+/// indexed ones: in place where those are adjacent, else in front.
+struct AdvancedIndex {
+  std::vector<int> indices;   ///< tensors, None left out
+  std::vector<bool> indexed;  ///< for each of self's dimensions
+  TensorFactors broadcast;    ///< factors of the indices, broadcast
+  TensorFactors result;       ///< factors of self[indices]
+};
+
+/// Whether masks may be among the indices: how much they select is known only from the data.
+enum class Masks { kRefused, kTaken };
+
+/// How many dimensions of self each index takes: one, or as many as a mask has. nullopt where these
+/// are too many, for masks that are refused, and for masks beside indices of several dimensions. An
+/// itemsize of 1 means a mask: bool and uint8 both mask in libtorch. Core knows no other type that
+/// may index with one byte; int8 is refused by libtorch itself.
+std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
+                                             Masks masks) {
+  std::vector<int> widths;
+  int total = 0;
+  bool masked = false, tables = false;
+  for (const TensorRef ref : refs) {
+    const bool mask = ref.index >= 0 && meta_of(call, ref.index).itemsize == 1;
+    masked = masked || mask;
+    tables = tables || (ref.index >= 0 && !mask && meta_of(call, ref.index).ndim() > 1);
+    widths.push_back(mask ? meta_of(call, ref.index).ndim() : 1);
+    total += widths.back();
+  }
+  if (masked && (tables || masks == Masks::kRefused)) {
+    return std::nullopt;
+  }
+  if (total > call.tensor(0).ndim()) {
+    return std::nullopt;
+  }
+  return widths;
+}
+
+/// What masks broadcast to: one dimension of unknown size. Masks get no factors: they are
+/// replicated.
+TensorFactors masked_broadcast(ShardingRule& rule) {
+  return {{add_unsharded(rule, ShardingRule::kUnknown)}};
+}
+
+/// Dimensions that are indexed stay unsharded: any position of them may be asked for.
+std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
+                                       Masks masks = Masks::kRefused) {
+  const int self = call.tensor_index(0);
+  const std::vector<TensorRef> refs = call.tensor_list(1);
+  const TensorFactors own = add_factors(rule, meta_of(call, self).sizes);
+  const std::optional<std::vector<int>> widths = index_widths(call, refs, masks);
+  if (!widths) {
+    return std::nullopt;
+  }
+  AdvancedIndex index;
+  index.indexed.resize(own.size());
+  std::size_t dim = 0;
+  bool masked = false;
+  for (std::size_t i = 0; i < refs.size(); ++i) {
+    const auto end = dim + static_cast<std::size_t>((*widths)[i]);
+    // None is a colon: the dimension is taken as a whole, and stays sharded.
+    if (refs[i].index < 0) {
+      dim = end;
+      continue;
+    }
+    masked = masked || meta_of(call, refs[i].index).itemsize == 1;
+    index.indices.push_back(refs[i].index);
+    for (; dim < end; ++dim) {
+      index.indexed[dim] = true;
+      keep_unsharded(rule, own[dim]);
+    }
+  }
+  std::optional<TensorFactors> broadcast =
+      masked ? masked_broadcast(rule) : add_broadcast(rule, call, index.indices);
+  if (!broadcast || index.indices.empty()) {
+    return std::nullopt;
+  }
+  index.broadcast = *std::move(broadcast);
+  input_of(rule, self) = own;
+
+  // NumPy puts the indices' dimensions where the indexed ones were if these are neighbours, and in
+  // front otherwise.
+  const auto first = std::find(index.indexed.begin(), index.indexed.end(), true);
+  const auto last = std::find(index.indexed.rbegin(), index.indexed.rend(), true).base();
+  const bool adjacent = std::all_of(first, last, [](bool indexed) { return indexed; });
+  const auto position = adjacent ? first - index.indexed.begin() : 0;
+  for (std::size_t dim = 0; dim < own.size(); ++dim) {
+    if (!index.indexed[dim]) {
+      index.result.push_back(own[dim]);
+    }
+  }
+  index.result.insert(index.result.begin() + position, index.broadcast.begin(),
+                      index.broadcast.end());
+  return index;
+}
+
+/// The values move and do not change: any pending reduction may wait.
+std::optional<ShardingRule> index_rule(const OpCall& call) {
+  ShardingRule rule = start(call);
+  const std::optional<AdvancedIndex> index = add_index(rule, call);
+  if (!index) {
+    return std::nullopt;
+  }
+  rule.outputs.push_back(index->result);
+  add_any_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+/// index_put(self, indices, values, accumulate): values broadcast to self[indices].
+std::optional<ShardingRule> index_put_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), values = call.tensor_index(2);
+  const bool add = call.boolean_or(3, false);
+  ShardingRule rule = start(call);
+  const std::optional<AdvancedIndex> index = add_index(rule, call, Masks::kTaken);
+  if (!index) {
+    return std::nullopt;
+  }
+  const Sizes& sizes = meta_of(call, values).sizes;
+  if (sizes.size() > index->result.size()) {
+    return std::nullopt;
+  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const Factors& factors = index->result[index->result.size() - sizes.size() + i];
+    if (sizes[i] == size_of(rule, factors)) {
+      input_of(rule, values)[i] = factors;
+    }
+  }
+  for (const Factors& factors : index->broadcast) {
+    for (int factor : factors) {
+      if (add) {
+        rule.factors[static_cast<std::size_t>(factor)].reduction = ReduceOp::kSum;
+      }
+    }
+  }
+  rule.outputs.push_back(input_of(rule, self));
+  // With accumulation self counts once among the terms. Without it the last write wins, which
+  // shards of the indices could not agree on: their factors have no reduction.
+  if (add) {
+    rule.additive.push_back(self);
+    add_linear(rule, {self, values});
+  } else {
+    add_any_linear(rule, {self, values});
+  }
+  return rule;
+}
+
+}  // namespace
+
+std::vector<Row> advanced_indexing_rows() {
+  return {
+      {"index.Tensor _unsafe_index.Tensor", index_rule},
+      {"index_put{,_} _unsafe_index_put _index_put_impl_", index_put_rule},
+  };
+}
+
+// cat, stack and their inverses. The dimension along which tensors are joined or cut stays
+// unsharded: shards of the parts are not shards of the whole. The exception is equal parts: then
+// the part's number and the place within it are two factors, and the latter may be sharded (a fused
+// weight, where each rank has a shard of every part).
+
+namespace {
+
+/// cat skips empty 1-d tensors, whatever shape the others have.
+bool is_skipped(const TensorMeta& tensor) {
+  return tensor.sizes == Sizes{0};
+}
+
+/// `skip`: as cat does; stack takes no such tensors.
+std::vector<int> joined_tensors(const OpCall& call, bool skip) {
+  std::vector<int> result;
+  for (TensorRef ref : call.tensor_list(0)) {
+    if (!skip || !is_skipped(meta_of(call, ref.index))) {
+      result.push_back(ref.index);
+    }
+  }
+  return result;
+}
+
+bool have_one_size(const OpCall& call, const std::vector<int>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
+    return meta_of(call, tensor).sizes == meta_of(call, tensors[0]).sizes;
+  });
+}
+
+/// All other dimensions are shared by all tensors, so that they are brought to one layout.
+std::optional<ShardingRule> cat_rule(const OpCall& call) {
+  const std::vector<int> tensors = joined_tensors(call, true);
+  if (tensors.empty()) {
+    return std::nullopt;
+  }
+  const TensorMeta& first = meta_of(call, tensors[0]);
+  const auto dim = static_cast<std::size_t>(wrap_dim(call, call.integer_or(1, 0), first.ndim()));
+  ShardingRule rule = start(call);
+  TensorFactors result = add_factors(rule, first.sizes);
+  if (first.ndim() > 0 && have_one_size(call, tensors)) {
+    for (int tensor : tensors) {
+      input_of(rule, tensor) = result;
+    }
+    const int part = add_unsharded(rule, static_cast<std::int64_t>(tensors.size()));
+    result[dim].insert(result[dim].begin(), part);
+    rule.outputs.push_back(result);
+    add_any_linear(rule, tensors);
+    return rule;
+  }
+  std::int64_t joined = 0;
+  for (int tensor : tensors) {
+    Sizes sizes = meta_of(call, tensor).sizes;
+    if (sizes.size() != first.sizes.size() || dim >= sizes.size()) {
+      return std::nullopt;
+    }
+    TensorFactors factors = result;
+    factors[dim] = {add_unsharded(rule, sizes[dim])};
+    joined += std::exchange(sizes[dim], first.sizes[dim]);
+    if (sizes != first.sizes) {
+      return std::nullopt;
+    }
+    input_of(rule, tensor) = factors;
+  }
+  result[dim] = {add_unsharded(rule, joined)};
+  rule.outputs.push_back(result);
+  add_any_linear(rule, tensors);
+  return rule;
+}
+
+/// The new dimension is local: every dimension that the tensors have may be sharded.
+std::optional<ShardingRule> stack_rule(const OpCall& call) {
+  const std::vector<int> tensors = joined_tensors(call, false);
+  if (tensors.empty()) {
+    return std::nullopt;
+  }
+  const TensorMeta& first = meta_of(call, tensors[0]);
+  const int dim = wrap_dim(call, call.integer_or(1, 0), first.ndim() + 1);
+  ShardingRule rule = start(call);
+  TensorFactors result = add_factors(rule, first.sizes);
+  for (int tensor : tensors) {
+    if (meta_of(call, tensor).sizes != first.sizes) {
+      return std::nullopt;
+    }
+    input_of(rule, tensor) = result;
+  }
+  result.insert(result.begin() + dim,
+                Factors{add_unsharded(rule, static_cast<std::int64_t>(tensors.size()))});
+  rule.outputs.push_back(result);
+  add_any_linear(rule, tensors);
+  return rule;
+}
+
+/// One tensor cut along `dim`, which stays unsharded, into outputs with these sizes there; -1: the
+/// output lacks the dimension.
+ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
+  const int self = call.tensor_index(0);
+  ShardingRule rule = start(call);
+  input_of(rule, self) = add_factors(rule, call.tensor(0).sizes);
+  keep_unsharded(rule, input_of(rule, self)[dim]);
+  for (const std::int64_t size : sizes) {
+    TensorFactors& output = rule.outputs.emplace_back(input_of(rule, self));
+    if (size < 0) {
+      output.erase(output.begin() + static_cast<std::ptrdiff_t>(dim));
+    } else {
+      output[dim] = {add_unsharded(rule, size)};
+    }
+  }
+  add_any_linear(rule, {self});
+  return rule;
+}
+
+/// The rule of one of `count` equal parts along `dim`. The parts may be sharded.
+ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t count) {
+  const int self = call.tensor_index(0);
+  ShardingRule rule = start(call);
+  Sizes sizes = call.tensor(0).sizes;
+  sizes[dim] /= count;
+  const TensorFactors part = add_factors(rule, sizes);
+  input_of(rule, self) = part;
+  input_of(rule, self)[dim] = {add_unsharded(rule, count), part[dim].front()};
+  rule.outputs = {part};
+  add_any_linear(rule, {self});
+  return rule;
+}
+
+/// All `count` equal parts along `dim`. Splits the local tensor into as many.
+ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
+  ShardingRule rule = part_of_equals(call, dim, count);
+  const int along = rule.outputs[0][dim].front();
+  // For an empty tensor, split.Tensor makes one part.
+  rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
+  rule.outputs.resize(static_cast<std::size_t>(count), rule.outputs[0]);
+  const bool copies = base_name(call.op).ends_with("copy");
+  const bool unsafe = base_name(call.op).starts_with("unsafe");
+  rule.local_call = {
+      .op = copies   ? "aten::split_copy.Tensor"
+            : unsafe ? "aten::unsafe_split.Tensor"
+                     : "aten::split.Tensor",
+      .args = {call.args[0], call.tensor(0).sizes[dim] / count, static_cast<std::int64_t>(dim)},
+      .when_split = {along}};
+  rule.size_arguments = {{.arg = 1, .output = 0, .dim = static_cast<int>(dim)}};
+  return rule;
+}
+
+/// Part `part` of the equal parts of `size` along `dim`: what split_equally gives one of.
+ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
+                           std::int64_t part) {
+  ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
+  rule.local_call = {
+      .op = base_name(call.op).ends_with("copy") ? "aten::slice_copy.Tensor" : "aten::slice.Tensor",
+      .args = {call.args[0], static_cast<std::int64_t>(dim), part * size, (part + 1) * size,
+               std::int64_t{1}},
+      .when_split = rule.outputs[0][dim]};
+  const auto output_dim = static_cast<int>(dim);
+  rule.size_arguments = {{.arg = 2, .output = 0, .dim = output_dim, .times = part},
+                         {.arg = 3, .output = 0, .dim = output_dim, .times = part + 1}};
+  return rule;
+}
+
+/// A rule for the dimension that argument `arg` names. A scalar has none.
+template <class Rule>
+RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int ndim = call.tensor(0).ndim();
+    if (ndim == 0) {
+      return std::nullopt;
+    }
+    return rule(call, static_cast<std::size_t>(wrap_dim(call, call.integer_or(arg, 0), ndim)));
+  };
+}
+
+std::optional<ShardingRule> split_rule(const OpCall& call, std::size_t dim) {
+  const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer(1);
+  if (step <= 0) {
+    return std::nullopt;
+  }
+  if (size > 0 && size % step == 0) {
+    return split_equally(call, dim, size / step);
+  }
+  Sizes sizes;
+  // At least one part, also of an empty dimension.
+  for (std::int64_t at = 0; at == 0 || at < size; at += step) {
+    sizes.push_back(std::min(step, size - at));
+  }
+  return split_along(call, dim, sizes);
+}
+
+ShardingRule split_with_sizes_rule(const OpCall& call, std::size_t dim) {
+  const Sizes sizes = call.integers(1);
+  const bool equal = !sizes.empty() && sizes.front() > 0 &&
+                     std::count(sizes.begin(), sizes.end(), sizes.front()) == std::ssize(sizes);
+  return equal && sizes.front() * std::ssize(sizes) == call.tensor(0).sizes[dim]
+             ? split_equally(call, dim, std::ssize(sizes))
+             : split_along(call, dim, sizes);
+}
+
+ShardingRule unbind_rule(const OpCall& call, std::size_t dim) {
+  return split_along(call, dim, Sizes(static_cast<std::size_t>(call.tensor(0).sizes[dim]), -1));
+}
+
+/// select(self, dim, index)
+ShardingRule select_rule(const OpCall& call, std::size_t dim) {
+  return split_along(call, dim, {-1});
+}
+
+/// slice(self, dim, start, end, step). A slice of all of a dimension leaves it sharded.
+std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
+  const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer_or(4, 1);
+  const auto clamp = [&](std::int64_t at) {
+    return std::clamp<std::int64_t>(at < 0 ? at + size : at, 0, size);
+  };
+  const std::int64_t first = clamp(call.integer_or(2, 0));
+  const std::int64_t last = std::max(first, clamp(call.integer_or(3, size)));
+  // libtorch throws: let it.
+  if (step < 1) {
+    return std::nullopt;
+  }
+  // The same arguments are used on the local tensors: an end before `size`, such as -1, would cut
+  // every shard.
+  const bool takes_all = first == 0 && last == size && step == 1 &&
+                         call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
+  const std::int64_t taken = last - first;
+  if (!takes_all && step == 1 && taken > 0 && size % taken == 0 && first % taken == 0) {
+    return slice_of_part(call, dim, taken, first / taken);
+  }
+  if (!takes_all) {
+    return split_along(call, dim, {detail::ceil_div(taken, step)});
+  }
+  ShardingRule rule = unchanged(call);
+  add_any_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+}  // namespace
+
+Table joining_table() {
+  return {"joining and splitting",
+          {
+              {"cat{,.out}", cat_rule},
+              {"stack _stack", stack_rule},
+              {"split.Tensor {split_copy,unsafe_split}.Tensor", along_dim(2, split_rule)},
+              {"{split_with_sizes,split_with_sizes_copy,unsafe_split_with_sizes}",
+               along_dim(2, split_with_sizes_rule)},
+              {"{unbind,unbind_copy}.int", along_dim(1, unbind_rule)},
+              {"{select,select_copy}.int", along_dim(1, select_rule)},
+              {"{slice,slice_copy}.Tensor", along_dim(1, slice_rule)},
+          }};
 }
 
 }  // namespace tessera::rules

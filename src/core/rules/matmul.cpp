@@ -1,16 +1,18 @@
-// Matrix products, each as an einsum equation. Letters are factors: one that the result lacks is
-// summed over, so that sharding it makes the result Partial(sum).
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "rules/rule_builder.h"
 #include "rules/rule_table.h"
 
 namespace tessera::rules {
+
+// Matrix products, each as an einsum equation. Letters are factors: one that the result lacks is
+// summed over, so that sharding it makes the result Partial(sum).
+
 namespace {
 
 /// A parsed einsum equation, "mk,kn->mn". An operand "+" is added to the product and broadcasts to
@@ -216,6 +218,320 @@ Table matmul_table() {
               {"linear", linear_rule},
               {"matmul", matmul_rule},
           }};
+}
+
+// Operators that work on the last dimensions of each tensor and treat the rest as a batch: linear
+// algebra, pooling, resampling, padding. A batch may be sharded any way; what the operator works on
+// stays whole.
+
+namespace {
+
+constexpr std::int64_t kUnknown = ShardingRule::kUnknown;
+
+/// An operator on the last dimensions of its tensors, which stay unsharded. Those in front are a
+/// batch, and broadcast.
+struct Batched {
+  std::vector<std::size_t> inputs;   ///< how many last dimensions of each tensor it works on
+  std::vector<std::size_t> results;  ///< how many dimensions each result has behind the batch
+  std::vector<int> linear = {};      ///< the tensors in which it is linear, each by itself
+  int sizes_arg = -1;                ///< argument with the sizes of the only result; -1: none
+  bool empty = true;                 ///< whether a shard of the batch may be empty
+};
+
+std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batched) {
+  const std::vector<int> tensors = tensor_arguments(call);
+  if (tensors.size() != batched.inputs.size()) {
+    return std::nullopt;
+  }
+  // The batch dimensions broadcast as in pointwise operators: the same helper finds their factors.
+  OpCall batch = call;  // the tensors without their last dimensions
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    Sizes& sizes = batch.tensors[static_cast<std::size_t>(tensors[i])].sizes;
+    if (sizes.size() < batched.inputs[i]) {
+      return std::nullopt;
+    }
+    sizes.resize(sizes.size() - batched.inputs[i]);
+  }
+  ShardingRule rule = start(batch);
+  const std::optional<TensorFactors> shared = add_broadcast(rule, batch, tensors);
+  if (!shared) {
+    return std::nullopt;
+  }
+  for (auto& factor : rule.factors) {
+    factor.allow_empty = batched.empty;
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    TensorFactors& factors = input_of(rule, tensors[i]);
+    // Own dimensions get no factor: replicated.
+    factors.resize(factors.size() + batched.inputs[i]);
+  }
+  for (std::size_t own : batched.results) {
+    TensorFactors& result = rule.outputs.emplace_back(*shared);
+    for (std::size_t i = 0; i < own; ++i) {
+      // Most sizes here follow from arguments (kernel, stride, mode); the local result has them.
+      result.push_back({add_unsharded(rule, kUnknown)});
+    }
+  }
+  for (int ordinal : batched.linear) {
+    add_linear(rule, {tensors[static_cast<std::size_t>(ordinal)]});
+  }
+  if (batched.sizes_arg < 0) {
+    return rule;
+  }
+  // A backward takes the sizes of its result as an argument: where these are known the rule has
+  // them, and the local call gets local ones.
+  const Sizes sizes = call.integers(static_cast<std::size_t>(batched.sizes_arg));
+  if (sizes.size() != rule.outputs[0].size()) {
+    return std::nullopt;
+  }
+  for (std::size_t dim = shared->size(); dim < sizes.size(); ++dim) {
+    for (int factor : rule.outputs[0][dim]) {
+      rule.factors[static_cast<std::size_t>(factor)].size = sizes[dim];
+    }
+  }
+  rule.size_arguments.push_back({batched.sizes_arg, 0});
+  return rule;
+}
+
+RuleFunction::Body on_last(const Batched& batched) {
+  return [=](const OpCall& call) { return batched_rule(call, batched); };
+}
+
+/// Likewise, but if flag `arg` is off only result `always` is computed, and the others are empty.
+RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size_t always) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    std::optional<ShardingRule> rule = batched_rule(call, batched);
+    if (!rule || call.boolean_or(arg, true)) {
+      return rule;
+    }
+    for (std::size_t i = 0; i < rule->outputs.size(); ++i) {
+      if (i != always) {
+        rule->outputs[i].clear();
+      }
+    }
+    // What is not computed is empty: in no group.
+    rule->groups = {{tensor_arguments(call), {static_cast<int>(always)}}};
+    return rule;
+  };
+}
+
+/// An operator on `dims` dimensions of each of `inputs` tensors, linear in the first. The kernels
+/// refuse an empty batch.
+RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_arg = -1) {
+  return on_last({.inputs = std::vector<std::size_t>(inputs, dims),
+                  .results = {dims},
+                  .linear = {0},
+                  .sizes_arg = sizes_arg,
+                  .empty = false});
+}
+
+/// qr(A, mode). Mode "r" leaves out one result: no rule. The mode is text, for which OpCall has no
+/// accessor.
+std::optional<ShardingRule> qr_rule(const OpCall& call) {
+  const auto* mode = call.args.size() > 1 ? std::get_if<std::string>(&call.args[1]) : nullptr;
+  if (!mode || *mode == "r") {
+    return std::nullopt;
+  }
+  return batched_rule(call, {{2}, {2, 2}});
+}
+
+/// _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B is matrices, or vectors where
+/// it has the sizes of A but for the last.
+std::optional<ShardingRule> solve_rule(const OpCall& call) {
+  const Sizes& a = call.tensor(0).sizes;
+  const Sizes& b = call.tensor(1).sizes;
+  if (a.size() < 2) {
+    return std::nullopt;
+  }
+  // libtorch's own criterion for a batch of vectors.
+  const bool vectors = b.size() == 1 || b == Sizes(a.begin(), a.end() - 1);
+  const std::size_t own = vectors ? 1 : 2;
+  return batched_rule(call, {.inputs = {2, own}, .results = {own, 2, 1, 0}});
+}
+
+/// diag_embed(self, offset, dim1, dim2): the last dimension becomes two.
+std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim() + 1;
+  if (ndim < 2) {
+    return std::nullopt;
+  }
+  const int first = wrap_dim(call, call.integer_or(2, -2), ndim);
+  const int second = wrap_dim(call, call.integer_or(3, -1), ndim);
+  ShardingRule rule = start(call);
+  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  // Its elements spread over two dimensions.
+  keep_unsharded(rule, factors.back());
+  input_of(rule, self) = factors;
+  const std::int64_t offset = call.integer_or(1, 0);
+  const std::int64_t size = call.tensor(0).sizes.back() + (offset < 0 ? -offset : offset);
+  factors.pop_back();
+  for (const int dim : {std::min(first, second), std::max(first, second)}) {
+    factors.insert(factors.begin() + dim, Factors{add_unsharded(rule, size)});
+  }
+  rule.outputs.push_back(factors);
+  add_linear(rule, {self});
+  return rule;
+}
+
+/// A Fourier transform(self, dims, ...): linear, and independent along all other dimensions. The
+/// size of the last of `dims` changes where one side is real.
+std::optional<ShardingRule> fourier_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
+  ShardingRule rule = start(call);
+  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  forbid_empty_shards(rule);  // not every kernel accepts an empty batch
+  input_of(rule, self) = factors;
+  for (std::int64_t dim : call.integers(1)) {
+    Factors& along = factors.at(static_cast<std::size_t>(wrap_dim(call, dim, ndim)));
+    keep_unsharded(rule, along);
+    along = {add_unsharded(rule, kUnknown)};
+  }
+  rule.outputs.push_back(factors);
+  add_linear(rule, {self});
+  return rule;
+}
+
+/// constant_pad_nd(self, pad, value): pairs from the last dimension on. With zeros it is linear.
+std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
+  const int self = call.tensor_index(0);
+  const Sizes pad = call.integers(1);
+  ShardingRule rule = start(call);
+  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  input_of(rule, self) = factors;
+  if (pad.size() / 2 > factors.size()) {
+    return std::nullopt;
+  }
+  for (std::size_t i = 0; i + 1 < pad.size(); i += 2) {
+    // Pairs count from the last dimension on, as in torch.nn.functional.pad.
+    const std::size_t dim = factors.size() - 1 - i / 2;
+    if (pad[i] == 0 && pad[i + 1] == 0) {
+      continue;
+    }
+    keep_unsharded(rule, factors[dim]);
+    factors[dim] = {add_unsharded(rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
+  }
+  rule.outputs.push_back(factors);
+  // Another constant would be added once for each rank.
+  if (call.number(2) == 0) {
+    add_linear(rule, {self});
+  }
+  return rule;
+}
+
+/// cdist(x1 (..., p, m), x2 (..., r, m)): the distance of every row of one to every row of the
+/// other.
+std::optional<ShardingRule> cdist_rule(const OpCall& call) {
+  std::optional<ShardingRule> rule = batched_rule(call, {{2, 2}, {2}});
+  if (!rule) {
+    return rule;
+  }
+  TensorFactors& result = rule->outputs[0];
+  for (std::size_t i = 0; i < 2; ++i) {
+    const TensorMeta& x = call.tensor(i);
+    // Rows of either side are independent: they are dimensions of the result.
+    const Factors rows{add_factor(*rule, x.size(x.ndim() - 2))};
+    input_of(*rule, call.tensor_index(i))[x.sizes.size() - 2] = rows;
+    result[result.size() - 2 + i] = rows;
+  }
+  return rule;
+}
+
+/// cross(self, other, dim)
+std::optional<ShardingRule> cross_rule(const OpCall& call) {
+  ShardingRule rule = start(call);
+  const auto result = add_broadcast(rule, call, {0, 1});
+  if (!result || call.tensor(0).ndim() != call.tensor(1).ndim() || result->empty()) {
+    return std::nullopt;
+  }
+  const int dim = wrap_dim(call, call.integer_or(2, -1), call.tensor(0).ndim());
+  keep_unsharded(rule, (*result)[static_cast<std::size_t>(dim)]);
+  rule.outputs.push_back(*result);
+  // In each of the two by itself, as a product is.
+  add_linear(rule, {0});
+  add_linear(rule, {1});
+  return rule;
+}
+
+/// Linear algebra and Fourier transforms. A factorisation may throw for a matrix of its batch: how
+/// ranks then agree is up to dtensor (docs/design.md, "Failures for values").
+std::vector<Row> linear_algebra_rows() {
+  const auto matrix = [](const std::vector<std::size_t>& results) {
+    return on_last({{2}, results});
+  };
+  return {
+      {"linalg_inv_ex linalg_cholesky_ex", matrix({2, 0})},
+      {"_linalg_det", matrix({0, 2, 1})},
+      {"_linalg_slogdet", matrix({0, 0, 2, 1})},
+      {"linalg_lu_factor_ex linalg_ldl_factor_ex", matrix({2, 1, 0})},
+      {"linalg_lu", matrix({2, 2, 2})},
+      {"_linalg_solve_ex", solve_rule},
+      {"diag_embed", diag_embed_rule},
+      {"linalg_eig", matrix({1, 2})},
+      {"linalg_eigvals _linalg_eigvals", matrix({1})},
+      {"linalg_matrix_exp cholesky_inverse", matrix({2})},
+      {"linalg_qr", qr_rule},
+      {"_linalg_eigh", on_last_if(2, {{2}, {1, 2}}, 0)},
+      {"_linalg_svd", on_last_if(2, {{2}, {2, 1, 2}}, 1)},
+      {"linalg_solve_triangular", on_last({.inputs = {2, 2}, .results = {2}, .linear = {1}})},
+      {"cholesky_solve", on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}})},
+      {"triangular_solve", on_last({{2, 2}, {2, 2}})},
+      {"linalg_lu_solve", on_last({.inputs = {2, 1, 2}, .results = {2}, .linear = {2}})},
+      {"linalg_householder_product", on_last({{2, 1}, {2}})},
+      {"linalg_cross", cross_rule},
+      {"_cdist_forward", cdist_rule},
+      {"_fft_c2c _fft_r2c _fft_c2r", fourier_rule},
+  };
+}
+
+/// Averages are linear; maxima come with indices, for which no reduction is right.
+std::vector<Row> pooling_rows() {
+  return {
+      {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}", in_space(2)},
+      {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}", in_space(3)},
+      {"{avg_pool2d,_adaptive_avg_pool2d}_backward", in_space(2, 2)},
+      {"{avg_pool3d,_adaptive_avg_pool3d}_backward", in_space(3, 2)},
+      {"max_pool2d_with_indices adaptive_max_pool2d",
+       on_last({.inputs = {2}, .results = {2, 2}, .empty = false})},
+      {"max_pool3d_with_indices adaptive_max_pool3d",
+       on_last({.inputs = {3}, .results = {3, 3}, .empty = false})},
+      {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward", in_space(2, 3)},
+      {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward", in_space(3, 3)},
+  };
+}
+
+/// Resampling and padding.
+std::vector<Row> resampling_rows() {
+  return {
+      {"upsample_{nearest1d,linear1d} _upsample_nearest_exact1d reflection_pad1d "
+       "replication_pad1d",
+       in_space(1)},
+      {"upsample_{nearest2d,bilinear2d,bicubic2d} reflection_pad2d replication_pad2d "
+       "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}",
+       in_space(2)},
+      {"upsample_{nearest3d,trilinear3d} _upsample_nearest_exact3d reflection_pad3d "
+       "replication_pad3d",
+       in_space(3)},
+      {"{upsample_nearest1d,upsample_linear1d,_upsample_nearest_exact1d}_backward",
+       in_space(1, 1, 2)},
+      {"{upsample_nearest2d,upsample_bilinear2d,upsample_bicubic2d}_backward "
+       "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}_backward",
+       in_space(2, 1, 2)},
+      {"{upsample_nearest3d,upsample_trilinear3d,_upsample_nearest_exact3d}_backward",
+       in_space(3, 1, 2)},
+      {"{reflection_pad1d,replication_pad1d}_backward", in_space(1, 2)},
+      {"{reflection_pad2d,replication_pad2d}_backward", in_space(2, 2)},
+      {"{reflection_pad3d,replication_pad3d}_backward", in_space(3, 2)},
+      {"constant_pad_nd", constant_pad_rule, true},
+      {"pixel_shuffle pixel_unshuffle channel_shuffle", in_space(3)},
+      {"grid_sampler_2d", on_last({.inputs = {3, 3}, .results = {3}, .empty = false})},
+      {"grid_sampler_3d", on_last({.inputs = {4, 4}, .results = {4}, .empty = false})},
+  };
+}
+
+}  // namespace
+
+Table batched_table() {
+  return {"last dimensions", join_rows({linear_algebra_rows(), pooling_rows(), resampling_rows()})};
 }
 
 }  // namespace tessera::rules

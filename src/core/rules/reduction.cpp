@@ -1,13 +1,14 @@
-// Reductions. A reduced dimension may be sharded if the shards' results can be reduced in turn:
-// then the result is partial, and nothing is sent until its value is needed.
 #include <cmath>
 #include <optional>
 #include <vector>
 
-#include "rules/rule_builder.h"
 #include "rules/rule_table.h"
 
 namespace tessera::rules {
+
+// Reductions. A reduced dimension may be sharded if the shards' results can be reduced in turn:
+// then the result is partial, and nothing is sent until its value is needed.
+
 namespace {
 
 /// Which arguments of a reduction say what; -1: it has no such argument.
@@ -149,7 +150,7 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// A p-norm is a reduction only where it needs no root. (The others take forms: src/dtensor/forms.)
+/// A p-norm is a reduction only where it needs no root. (The others take lowerings: src/dtensor/lowerings.)
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
@@ -221,6 +222,325 @@ Table reduction_table() {
           {"median nanmedian", reduction(kUnsharded, all)},
           {"{median,nanmedian}{.dim,.dim_values} mode{,.values}", reduction(kUnsharded, {1, 2}, 2)},
           {"kthvalue{,.values}", reduction(kUnsharded, {2, 3}, 2)},
+      }};
+}
+
+// Operators whose results along one dimension depend on all of it: softmax, scans, sorts, shifts.
+// That dimension stays unsharded; all others are independent.
+
+namespace {
+
+/// For which reductions a partial first tensor gives partial results.
+enum class Linearity {
+  kNone,
+  kLinear,  ///< sums and averages
+  kMoves,   ///< every reduction: elements only change places
+};
+
+void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
+  if (linearity == Linearity::kLinear) {
+    add_linear(rule, {self});
+  }
+  if (linearity == Linearity::kMoves) {
+    add_any_linear(rule, {self});
+  }
+}
+
+/// Aggregate with defaults: a row names only the exceptions.
+struct Along {
+  int dim = 1;  ///< argument with the dimension, or a list of them (none: all)
+  std::size_t outputs = 1;
+  Linearity linearity = Linearity::kNone;
+};
+
+/// Tensors of one shape. The named dimensions stay unsharded, the others are independent.
+RuleFunction::Body along(Along along) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const std::vector<int> tensors = tensor_arguments(call);
+    ShardingRule rule = start(call);
+    const Sizes& sizes = call.tensor(0).sizes;
+    const TensorFactors factors = add_factors(rule, sizes);
+    const auto named = named_dims(call, static_cast<std::size_t>(along.dim), call.tensor(0).ndim());
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      if (named[dim]) {
+        keep_unsharded(rule, factors[dim]);
+      }
+    }
+    for (int tensor : tensors) {
+      // Backwards take several tensors, all of one shape; nothing here broadcasts.
+      if (meta_of(call, tensor).sizes != sizes) {
+        return std::nullopt;
+      }
+      input_of(rule, tensor) = factors;
+    }
+    rule.outputs.assign(along.outputs, factors);
+    add_linearity(rule, along.linearity, tensors[0]);
+    return rule;
+  };
+}
+
+/// Likewise for the last `count` dimensions.
+RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const Sizes& sizes = call.tensor(0).sizes;
+    if (sizes.size() < count) {
+      return std::nullopt;
+    }
+    ShardingRule rule = start(call);
+    const TensorFactors factors = add_factors(rule, sizes);
+    for (std::size_t i = 1; i <= count; ++i) {
+      keep_unsharded(rule, factors[sizes.size() - i]);
+    }
+    input_of(rule, call.tensor_index(0)) = factors;
+    rule.outputs.push_back(factors);
+    add_linearity(rule, linearity, call.tensor_index(0));
+    return rule;
+  };
+}
+
+/// cumsum(self, dim, dtype): with a cast, which comes first, it is not linear.
+std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
+  return along({.linearity = call.is_none(2) ? Linearity::kLinear : Linearity::kNone})(call);
+}
+
+/// topk(self, k, dim, ...): the dimension stays unsharded and comes out with k elements.
+std::optional<ShardingRule> topk_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
+  ShardingRule rule = start(call);
+  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  input_of(rule, self) = factors;
+  if (ndim > 0) {
+    const auto dim = static_cast<std::size_t>(wrap_dim(call, call.integer_or(2, -1), ndim));
+    keep_unsharded(rule, factors[dim]);
+    factors[dim] = {add_unsharded(rule, call.integer(1))};
+  }
+  rule.outputs.assign(2, factors);
+  return rule;
+}
+
+/// renorm(self, p, dim, maxnorm): a norm over all dimensions but one.
+std::optional<ShardingRule> renorm_rule(const OpCall& call) {
+  const int ndim = call.tensor(0).ndim();
+  ShardingRule rule = start(call);
+  const TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  const int dim = wrap_dim(call, call.integer(2), ndim);
+  for (int i = 0; i < ndim; ++i) {
+    if (i != dim) {
+      keep_unsharded(rule, factors[static_cast<std::size_t>(i)]);
+    }
+  }
+  input_of(rule, call.tensor_index(0)) = factors;
+  rule.outputs.push_back(factors);
+  return rule;
+}
+
+/// glu(self, dim) halves a dimension; its backward(grad, self, dim) doubles it.
+RuleFunction::Body glu(int self_arg, int dim_arg, bool backward) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int self = call.tensor_index(static_cast<std::size_t>(self_arg));
+    const int ndim = meta_of(call, self).ndim();
+    if (ndim == 0) {
+      return std::nullopt;
+    }
+    const auto dim = static_cast<std::size_t>(
+        wrap_dim(call, call.integer_or(static_cast<std::size_t>(dim_arg), -1), ndim));
+    ShardingRule rule = start(call);
+    const TensorFactors full = add_factors(rule, meta_of(call, self).sizes);
+    keep_unsharded(rule, full[dim]);
+    TensorFactors half = full;
+    half[dim] = {add_unsharded(rule, meta_of(call, self).sizes[dim] / 2)};
+    input_of(rule, self) = full;
+    if (backward) {
+      input_of(rule, call.tensor_index(0)) = half;
+      add_linear(rule, {call.tensor_index(0)});
+    }
+    rule.outputs.push_back(backward ? full : half);
+    return rule;
+  };
+}
+
+}  // namespace
+
+Table scan_table() {
+  return {"along a dimension",
+          {
+              {"_softmax _log_softmax _safe_softmax", along({})},
+              {"{_softmax,_log_softmax}_backward_data",
+               along({.dim = 2, .linearity = Linearity::kLinear})},
+              {"cumsum{,_,.out}", cumsum_rule},
+              {"cumprod{,_,.out} logcumsumexp{,.out}", along({})},
+              {"cummax cummin", along({.outputs = 2})},
+              {"cummaxmin_backward", along({.dim = 3})},
+              {"sort{,.values}", along({.outputs = 2})},
+              {"sort{.stable,.values_stable}", along({.dim = 2, .outputs = 2})},
+              {"argsort", along({})},
+              {"argsort.stable", along({.dim = 2})},
+              {"topk{,.values}", topk_rule},
+              {"flip", along({.linearity = Linearity::kMoves})},
+              {"roll", along({.dim = 2, .linearity = Linearity::kMoves})},
+              {"{tril,triu}{,_,.out}", along_last(2, Linearity::kLinear)},
+              {"renorm{,_,.out}", renorm_rule},
+              {"glu", glu(0, 1, false)},
+              {"glu_backward", glu(1, 2, true)},
+          }};
+}
+
+// Losses. Samples may be sharded, classes not (tensor_parallel has a loss for sharded logits). They
+// need separate rules because of the mean: a mean of shards' means is wrong where shards differ in
+// size.
+
+namespace {
+
+/// The values of at::Reduction.
+enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
+
+/// The factors of nll_loss: input (N, C, ...) or (C), target (N, ...) or 0-d.
+struct NllFactors {
+  TensorFactors input, target;
+
+  NllFactors(ShardingRule& rule, const Sizes& sizes) {
+    const std::size_t classes = sizes.size() > 1 ? 1 : 0;
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      input.push_back(
+          {dim == classes ? add_unsharded(rule, sizes[dim]) : add_factor(rule, sizes[dim])});
+      if (dim != classes) {
+        target.push_back(input[dim]);
+      }
+    }
+  }
+};
+
+/// One weight for each class, so unsharded like the classes.
+void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
+                      const NllFactors& factors, std::size_t classes) {
+  if (call.has_tensor(arg)) {
+    input_of(rule, call.tensor_index(arg)) = {factors.input[classes]};
+  }
+}
+
+/// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
+/// the sum of the shards' sums. A mean divides by the total weight, which no shard knows: samples
+/// stay unsharded. (Where they are sharded, a lowering is cheaper: src/dtensor/lowerings/network.cpp.)
+std::optional<ShardingRule> nll_forward(const OpCall& call) {
+  const Sizes& sizes = call.tensor(0).sizes;
+  if (sizes.empty()) {
+    return std::nullopt;
+  }
+  const std::int64_t reduction = call.integer(3);
+  ShardingRule rule = start(call);
+  const NllFactors factors(rule, sizes);
+  if (call.tensor(1).sizes.size() != factors.target.size()) {
+    return std::nullopt;
+  }
+  input_of(rule, call.tensor_index(0)) = factors.input;
+  input_of(rule, call.tensor_index(1)) = factors.target;
+  set_class_weight(rule, call, 2, factors, sizes.size() > 1 ? 1 : 0);
+  for (const Factors& dim : factors.target) {
+    for (int factor : dim) {
+      auto& properties = rule.factors[static_cast<std::size_t>(factor)];
+      if (reduction == kMean) {
+        properties.unsharded = true;
+      } else {
+        properties.reduction = ReduceOp::kSum;  // of the total weight, and of the loss if it is one
+      }
+    }
+  }
+  rule.outputs.push_back(reduction == kNone ? factors.target : TensorFactors{});
+  rule.outputs.emplace_back();
+  return rule;
+}
+
+/// nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total weight). The total
+/// weight is passed in and global, so samples are independent.
+std::optional<ShardingRule> nll_backward(const OpCall& call) {
+  const Sizes& sizes = call.tensor(1).sizes;
+  if (sizes.empty()) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
+  const NllFactors factors(rule, sizes);
+  if (call.tensor(2).sizes.size() != factors.target.size()) {
+    return std::nullopt;
+  }
+  // Without a reduction the gradient is one number a sample, with one it is a scalar.
+  if (call.tensor(0).ndim() > 0) {
+    input_of(rule, call.tensor_index(0)) = factors.target;
+  }
+  input_of(rule, call.tensor_index(1)) = factors.input;
+  input_of(rule, call.tensor_index(2)) = factors.target;
+  set_class_weight(rule, call, 3, factors, sizes.size() > 1 ? 1 : 0);
+  // Only a mean divides by it.
+  if (call.integer(4) != kMean) {
+    rule.unread.push_back(call.tensor_index(6));
+  }
+  rule.outputs.push_back(factors.input);
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+/// A loss of pairs of elements, then a reduction. As in mean_rule (reduction.cpp), a mean runs as a
+/// sum that is scaled by the global count; in half precision it is the average of the means of
+/// equal shards. `reduces`: false for a backward, which has no reduction.
+ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
+                              const TensorFactors& elements, ShardingRule rule, bool reduces) {
+  const std::int64_t reduction = call.integer(reduction_arg);
+  const bool averages = reduces && reduction == kMean && call.tensor(0).itemsize <= 2;
+  // The scale is the global count, which is known here; the local call sums what the rank has.
+  if (reduction == kMean && !averages) {
+    std::int64_t count = 1;
+    ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};
+    for (const Factors& dim : elements) {
+      count *= size_of(rule, dim);
+      local.when_split.insert(local.when_split.end(), dim.begin(), dim.end());
+    }
+    local.args[reduction_arg] = std::int64_t{kSum};
+    local.scale = 1.0 / static_cast<double>(count);
+    rule.local_call = local;
+  }
+  if (reduces && reduction != kNone) {
+    for (const Factors& dim : elements) {
+      for (int factor : dim) {
+        auto& properties = rule.factors[static_cast<std::size_t>(factor)];
+        properties.reduction = averages ? ReduceOp::kAvg : ReduceOp::kSum;
+        properties.allow_uneven = !averages;
+      }
+    }
+    rule.outputs.emplace_back();
+  } else {
+    rule.outputs.push_back(elements);
+  }
+  return rule;
+}
+
+/// loss(self, target, ..., reduction, ...). Its backward takes the gradient first, a scalar or of
+/// the shape of the elements, and is linear in it.
+RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    ShardingRule rule = start(call);
+    const auto elements = add_broadcast(rule, call, tensor_arguments(call));
+    if (!elements) {
+      return std::nullopt;
+    }
+    if (is_backward) {
+      add_linear(rule, {call.tensor_index(0)});
+    }
+    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), !is_backward);
+  };
+}
+
+}  // namespace
+
+Table loss_table() {
+  return {
+      "loss",
+      {
+          {"nll_loss_forward nll_loss2d_forward", nll_forward},
+          {"nll_loss_backward nll_loss2d_backward", nll_backward},
+          {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss(2), true},
+          {"binary_cross_entropy", loss(3), true},
+          {"binary_cross_entropy_with_logits", loss(4), true},
+          {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss(3, true), true},
+          {"binary_cross_entropy_backward", loss(4, true), true},
       }};
 }
 

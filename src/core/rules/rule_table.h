@@ -1,14 +1,31 @@
-// What a file of this folder provides to the registry: a table for each family of operators. A new
-// table is declared here and named in propagate/rule_registry.cpp.
+// What the tables of rules share.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/rule_builder.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera::rules {
+
+// For the tables in this folder, beside rule_builder.h: the names of operators, and a common rule.
+
+/// "add_" of "aten::add_.Tensor".
+std::string_view base_name(std::string_view op);
+/// Whether the base name ends in one underscore, as those of in-place operators do.
+bool is_inplace(std::string_view op);
+/// How many of an overload's last arguments receive its results: 1 for "aten::add.out", 2 for
+/// "aten::sort.values", 0 for an overload that returns them.
+std::size_t out_count(std::string_view op);
+
+/// The rule of a call whose result has the sizes of argument 0, and is laid out as that.
+ShardingRule unchanged(const OpCall& call);
+
+// What a file of this folder provides to the registry: a table for each family of operators. A new
+// table is declared here and named in propagate/rule_registry.cpp.
 
 /// One rule for the operators in `names`: separated by blanks, without "aten::", braces expanded as
 /// in a shell ("add{,_}.Tensor add.out"). A new operator is a row in a table.

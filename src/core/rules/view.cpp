@@ -1,16 +1,20 @@
-// Views, and copies that move elements as views do. The local call is the same view of the local
-// tensor, so a rule must make sure that it shows the right elements: sizes among the arguments
-// become local ones (size_arguments), and what depends on a size of 1 names dimensions instead.
 #include <algorithm>
+#include <cstddef>
+#include <functional>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "rules/rule_builder.h"
 #include "rules/rule_table.h"
 
 namespace tessera::rules {
+
+// Views, and copies that move elements as views do. The local call is the same view of the local
+// tensor, so a rule must make sure that it shows the right elements: sizes among the arguments
+// become local ones (size_arguments), and what depends on a size of 1 names dimensions instead.
+
 namespace {
 
 /// A rule under construction: of an operator that moves the elements of one tensor.
@@ -270,6 +274,284 @@ Table view_table() {
       {"view_as_complex{,_copy}", view_as_complex_rule},
   };
   return {"view", join_rows({reshape_rows(), rows})};
+}
+
+// Views of another shape: which factors the two shapes share.
+
+namespace {
+
+/// Finds the factors that the two shapes of a reshape share. Walks both, major dimension first, and
+/// gives the current dimensions a common factor: the greatest common divisor of what is left of
+/// each. (2, 6) -> (4, 3) has factors 2, 2, 3; a dimension is split or several are joined. Where
+/// the two have no common divisor, nothing can be shared up to the next boundary that both have:
+/// those factors stay unsharded.
+class Reshape {
+ public:
+  Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
+      : rule_(rule), input_(from.size()), output_(to.size()), from_(from), to_(to) {
+    count(from) > 0 ? share(0) : share_without_elements();
+  }
+  TensorFactors input() { return std::move(input_); }
+  TensorFactors output() { return std::move(output_); }
+
+ private:
+  static std::int64_t count(std::span<const std::int64_t> sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+  }
+
+  /// Any shape of nothing is a view of any other. Sizes that both begin with are the same
+  /// dimensions; what comes after them has elements to go by, or shares what both end with.
+  void share_without_elements() {
+    const auto rest = std::ranges::mismatch(from_, to_);
+    const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
+    for (std::size_t dim = 0; dim < same; ++dim) {
+      input_[dim] = output_[dim] = {add_factor(rule_, from_[dim])};
+    }
+    const std::int64_t in = count({rest.in1, from_.end()}), out = count({rest.in2, to_.end()});
+    if (in == out && in > 0) {
+      return share(same);
+    }
+    std::size_t i = from_.size(), o = to_.size();
+    for (; i > same && o > same && from_[i - 1] == to_[o - 1]; --i, --o) {
+      input_[i - 1] = output_[o - 1] = {add_factor(rule_, from_[i - 1])};
+    }
+    for (std::size_t dim = same; dim < i; ++dim) {
+      input_[dim] = {add_unsharded(rule_, from_[dim])};
+    }
+    for (std::size_t dim = same; dim < o; ++dim) {
+      output_[dim] = {add_unsharded(rule_, to_[dim])};
+    }
+  }
+
+  /// From dimension `first` on. `i` and `o` are one past the current dimensions.
+  void share(std::size_t first) {
+    std::size_t i = first, o = first;
+    std::int64_t in = 1, out = 1;  // left of the current dimensions
+    for (;;) {
+      const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
+      if (!more_input || !more_output) {
+        return;
+      }
+      const std::int64_t common = std::gcd(in, out);
+      if (common == 1) {
+        keep_unsharded_to_boundary(i, in, o, out);
+        continue;
+      }
+      const int factor = add_factor(rule_, common);
+      input_[i - 1].push_back(factor);
+      output_[o - 1].push_back(factor);
+      in /= common;
+      out /= common;
+    }
+  }
+
+  /// Goes on to the next dimension of a size other than 1 if the current one is used up. False at
+  /// the end.
+  static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
+    while (left == 1 && at < sizes.size()) {
+      left = sizes[at++];
+    }
+    return left != 1;
+  }
+
+  // Consumes dimensions of the side that is behind until both have the same number of positions.
+  void keep_unsharded_to_boundary(std::size_t& i, std::int64_t& in, std::size_t& o,
+                                  std::int64_t& out) {
+    std::int64_t in_product = in, out_product = out;
+    input_[i - 1].push_back(add_unsharded(rule_, in));
+    output_[o - 1].push_back(add_unsharded(rule_, out));
+    while (in_product != out_product) {
+      const bool behind = in_product < out_product;
+      const Sizes& sizes = behind ? from_ : to_;
+      std::size_t& at = behind ? i : o;
+      const std::int64_t size = sizes[at++];
+      (behind ? in_product : out_product) *= size;
+      (behind ? input_ : output_)[at - 1].push_back(add_unsharded(rule_, size));
+    }
+    in = out = 1;
+  }
+
+  ShardingRule& rule_;
+  TensorFactors input_, output_;
+  const Sizes &from_, &to_;
+};
+
+/// The requested sizes, -1 filled in; nullopt if they don't hold as many elements as the tensor.
+std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
+  std::int64_t known = 1;
+  std::int64_t* inferred = nullptr;
+  for (std::int64_t& size : sizes) {
+    if (size >= 0) {
+      known *= size;
+    } else if (inferred) {
+      return std::nullopt;
+    } else {
+      inferred = &size;
+    }
+  }
+  if (inferred) {
+    // With a size of 0 beside it, -1 has no answer; libtorch throws as well.
+    if (known == 0 || numel % known != 0) {
+      return std::nullopt;
+    }
+    *inferred = numel / known;
+    known *= *inferred;
+  }
+  return known == numel ? std::optional(std::move(sizes)) : std::nullopt;
+}
+
+/// view(self, size) and similar ones.
+std::optional<ShardingRule> reshape_rule(const OpCall& call) {
+  const TensorMeta& self = call.tensor(0);
+  const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
+  if (!sizes) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
+  Reshape reshape(rule, self.sizes, *sizes);
+  input_of(rule, call.tensor_index(0)) = reshape.input();
+  rule.outputs.push_back(reshape.output());
+  add_any_linear(rule, {call.tensor_index(0)});
+  rule.size_arguments.push_back({1, 0});
+  return rule;
+}
+
+/// _reshape_alias gets global strides; locally it is a view.
+std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
+  std::optional<ShardingRule> rule = reshape_rule(call);
+  if (rule) {
+    rule->local_call = {"aten::view", {call.args[0], call.args[1]}};
+  }
+  return rule;
+}
+
+}  // namespace
+
+std::vector<Row> reshape_rows() {
+  return {
+      {"view view_copy _unsafe_view reshape", reshape_rule},
+      {"_reshape_alias", reshape_alias_rule},
+  };
+}
+
+// Backwards of views: they put a gradient into zeros of the sizes of the viewed tensor, or a tensor
+// into a copy (the scatters). As in the view, the dimension where it is placed stays unsharded.
+
+namespace {
+
+/// Completes the rule of operator(grad, sizes, ...), which is linear in the gradient.
+ShardingRule linear_in_gradient(const OpCall& call, ShardingRule rule, const TensorFactors& grad,
+                                const TensorFactors& result) {
+  input_of(rule, call.tensor_index(0)) = grad;
+  rule.outputs.push_back(result);
+  rule.size_arguments.push_back({1, 0});
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+/// select_backward(grad, sizes, dim, ...) and slice_backward: zeros, with the gradient at its
+/// place.
+RuleFunction::Body place_gradient(bool keeps_dim) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const Sizes sizes = call.integers(1);
+    if (sizes.empty()) {
+      return std::nullopt;
+    }
+    const int dim = wrap_dim(call, call.integer(2), static_cast<int>(sizes.size()));
+    ShardingRule rule = start(call);
+    const TensorFactors result = add_factors(rule, sizes);
+    TensorFactors grad = result;
+    keep_unsharded(rule, result[static_cast<std::size_t>(dim)]);
+    if (keeps_dim) {
+      grad[static_cast<std::size_t>(dim)] = {add_unsharded(rule, call.tensor(0).size(dim))};
+    } else {
+      grad.erase(grad.begin() + dim);
+    }
+    return linear_in_gradient(call, std::move(rule), grad, result);
+  };
+}
+
+/// select_scatter(self, src, dim, ...) and slice_scatter: a copy of self, with src at its place.
+RuleFunction::Body place_source(bool keeps_dim) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int self = call.tensor_index(0), source = call.tensor_index(1);
+    if (meta_of(call, self).ndim() == 0) {
+      return std::nullopt;
+    }
+    const auto dim =
+        static_cast<std::size_t>(wrap_dim(call, call.integer_or(2, 0), meta_of(call, self).ndim()));
+    ShardingRule rule = start(call);
+    const TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
+    keep_unsharded(rule, result[dim]);
+    input_of(rule, self) = result;
+    TensorFactors placed = result;
+    if (keeps_dim) {
+      placed[dim] = {add_unsharded(rule, meta_of(call, source).sizes.at(dim))};
+    } else {
+      placed.erase(placed.begin() + static_cast<std::ptrdiff_t>(dim));
+    }
+    if (placed.size() != meta_of(call, source).sizes.size()) {
+      return std::nullopt;
+    }
+    input_of(rule, source) = placed;
+    rule.outputs.push_back(result);
+    add_any_linear(rule, {self, source});
+    return rule;
+  };
+}
+
+/// unfold_backward(grad, sizes, dim, ...): the last dimension of the gradient is the window.
+std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
+  const Sizes sizes = call.integers(1);
+  if (sizes.empty()) {
+    return std::nullopt;
+  }
+  const auto dim =
+      static_cast<std::size_t>(wrap_dim(call, call.integer(2), static_cast<int>(sizes.size())));
+  ShardingRule rule = start(call);
+  const TensorFactors result = add_factors(rule, sizes);
+  TensorFactors grad = result;
+  keep_unsharded(rule, result[dim]);
+  // Neither windows nor the place within one have a counterpart in the result.
+  grad[dim].clear();
+  grad.emplace_back();
+  return linear_in_gradient(call, std::move(rule), grad, result);
+}
+
+/// diagonal_backward(grad, sizes, offset, dim1, dim2): the last dimension of the gradient is the
+/// diagonal.
+std::optional<ShardingRule> diagonal_backward_rule(const OpCall& call) {
+  const Sizes sizes = call.integers(1);
+  const auto ndim = static_cast<int>(sizes.size());
+  ShardingRule rule = start(call);
+  const TensorFactors result = add_factors(rule, sizes);
+  const int rows = wrap_dim(call, call.integer(3), ndim);
+  const int columns = wrap_dim(call, call.integer(4), ndim);
+  TensorFactors grad;
+  for (int dim = 0; dim < ndim; ++dim) {
+    const Factors& factors = result[static_cast<std::size_t>(dim)];
+    if (dim == rows || dim == columns) {
+      keep_unsharded(rule, factors);
+    } else {
+      grad.push_back(factors);
+    }
+  }
+  grad.emplace_back();
+  return linear_in_gradient(call, std::move(rule), grad, result);
+}
+
+}  // namespace
+
+Table view_gradient_table() {
+  return {"gradients of views",
+          {
+              {"select_backward", place_gradient(false)},
+              {"slice_backward", place_gradient(true)},
+              {"unfold_backward", unfold_backward_rule},
+              {"diagonal_backward", diagonal_backward_rule},
+              {"select_scatter", place_source(false)},
+              {"slice_scatter", place_source(true)},
+          }};
 }
 
 }  // namespace tessera::rules

@@ -1,23 +1,35 @@
-// How the ranks of a mesh compare data, or share a verdict, apart from the collectives that the
-// program asked for. Everything uses the group of the whole mesh, and first waits for transfers
-// under way, as every collective that is waited for at once does.
-
-#include "agreement/agreement.h"
-
+#include <ATen/Functions.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "rank/below_autograd.h"
-#include "rank/rank_thread.h"
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <variant>
+
+#include "agreement/agreement.h"
+#include "rank/rank.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
-#include "tessera/dtensor/detail/module_names.h"
+#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera {
+
+// How the ranks of a mesh compare data, or share a verdict, apart from the collectives that the
+// program asked for. Everything uses the group of the whole mesh, and first waits for transfers
+// under way, as every collective that is waited for at once does.
 
 // Reads the environment at each call, which is little beside making a tensor.
 bool detail::checks_agreement() {
@@ -64,3 +76,399 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 }
 
 }  // namespace tessera
+
+namespace tessera::detail {
+
+// How ranks find out that their copies of something differ, and where. While copies are equal this
+// is one hash between the hosts; values are sent only for the message, block by block, so that a
+// large parameter needs no room for every rank's copy.
+
+namespace {
+
+using Numbers = std::vector<std::int64_t>;
+
+std::int64_t hash_of_text(std::string_view text) {
+  return std::bit_cast<std::int64_t>(std::uint64_t{std::hash<std::string_view>{}(text)});
+}
+
+/// Sizes and type.
+std::string kind_of(const Replica& replica) {
+  return replica.local.defined() ? fmt::format("[{}] of {}", fmt::join(replica.local.sizes(), ", "),
+                                               c10::toString(replica.local.scalar_type()))
+                                 : "none";
+}
+
+/// Hashes of each replica: of its name and kind, and of its values.
+Numbers hashes_of(const std::vector<Replica>& replicas) {
+  Numbers hashes;
+  for (const Replica& replica : replicas) {
+    hashes.push_back(hash_of_text(replica.name + ": " + kind_of(replica)));
+    hashes.push_back(hash_of_values(replica.local));
+  }
+  return hashes;
+}
+
+std::int64_t joined(const Numbers& hashes) {
+  return hash_of_text(
+      {reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])});
+}
+
+double tolerance_of(c10::ScalarType type) {
+  switch (type) {
+    case c10::kDouble:
+      return std::sqrt(std::numeric_limits<double>::epsilon());
+    case c10::kFloat:
+      return std::sqrt(std::numeric_limits<float>::epsilon());
+    case c10::kHalf:
+      return std::sqrt(static_cast<float>(std::numeric_limits<c10::Half>::epsilon()));
+    default:
+      return std::sqrt(static_cast<float>(std::numeric_limits<c10::BFloat16>::epsilon()));
+  }
+}
+
+/// The first element of a replica that differs on a peer.
+struct Difference {
+  std::size_t peer = 0;  ///< the first that differs from peer 0
+  std::int64_t element = 0;
+  std::string first, other;  ///< the values of peer 0 and of that peer
+};
+
+/// Finds it block by block, since peers may have large replicas. All peers find the same.
+class Search {
+ public:
+  Search(const Peers& peers, Equality equality) : peers_(peers), equality_(equality) {}
+
+  /// Collective.
+  std::optional<Difference> first_difference(const at::Tensor& local) const {
+    constexpr std::int64_t kBlock = std::int64_t{1} << 16;
+    const at::Tensor real = local.is_complex() ? at::view_as_real(local.resolve_conj()) : local;
+    const bool floats = real.is_floating_point();
+    const double tolerance =
+        floats && equality_ == Equality::kRounded ? tolerance_of(real.scalar_type()) : 0;
+    const at::Tensor flat = real.reshape({-1});
+    for (std::int64_t begin = 0; begin < flat.numel(); begin += kBlock) {
+      const at::Tensor rows = gather(flat.narrow(0, begin, std::min(kBlock, flat.numel() - begin))
+                                         .to(peers_.device, floats ? at::kDouble : at::kLong));
+      if (auto found =
+              floats ? find<double>(rows, tolerance) : find<std::int64_t>(rows, tolerance)) {
+        found->element = (found->element + begin) / (local.is_complex() ? 2 : 1);
+        return found;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  /// A row for each peer, on the host.
+  at::Tensor gather(const at::Tensor& block) const {
+    const at::Tensor rows = at::empty({peers_.group->size(), block.numel()}, block.options());
+    peers_.group->all_gather(rows, block.contiguous())->wait();
+    return rows.cpu();
+  }
+
+  template <class Value>
+  static std::optional<Difference> find(const at::Tensor& rows, double tolerance) {
+    const auto* values = rows.const_data_ptr<Value>();
+    const std::int64_t count = rows.size(1);
+    const double allowed = tolerance == 0 ? 0 : tolerance * largest(values, rows.numel());
+    for (std::int64_t i = 0; i < count; ++i) {
+      for (std::int64_t peer = 1; peer < rows.size(0); ++peer) {
+        const Value other = values[peer * count + i];
+        if (differ(values[i], other, allowed)) {
+          return Difference{static_cast<std::size_t>(peer), i, fmt::format("{}", values[i]),
+                            fmt::format("{}", other)};
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  template <class Value>
+  static double largest(const Value* values, std::int64_t count) {
+    double result = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double size = std::abs(static_cast<double>(values[i]));
+      result = std::isfinite(size) ? std::max(result, size) : result;
+    }
+    return result;
+  }
+
+  template <class Value>
+  static bool differ(Value a, Value b, double allowed) {
+    if (std::bit_cast<std::int64_t>(a) == std::bit_cast<std::int64_t>(b)) {
+      return false;
+    }
+    return allowed == 0 || !(std::abs(static_cast<double>(a) - static_cast<double>(b)) <= allowed);
+  }
+
+  const Peers& peers_;
+  Equality equality_;
+};
+
+/// "[3, 1]".
+std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
+  std::vector<std::int64_t> index(sizes.size());
+  for (std::size_t dim = sizes.size(); dim-- > 0;) {
+    index[dim] = element % sizes[dim];
+    element /= sizes[dim];
+  }
+  return fmt::format("[{}]", fmt::join(index, ", "));
+}
+
+/// Compares one replica after another if the joint hash differs.
+class Report {
+ public:
+  Report(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
+         const std::string& what, const std::string& remedy)
+      : peers_(peers), replicas_(replicas), equality_(equality), what_(what), remedy_(remedy) {}
+
+  /// Collective. Returns if what differs is allowed to.
+  void run(const Numbers& hashes) const {
+    const auto counts = comm::gather_on_hosts(*peers_.group, {std::ssize(replicas_)});
+    const std::vector<std::size_t> others = differing(counts, 0);
+    TESSERA_CHECK(others.empty(), what_, ": rank ", peers_.ranks[0], " has ", counts[0][0],
+                  " tensors that are to be equal, rank ", rank(others.front()), " has ",
+                  counts[others.front()][0], "; make the same model on every rank");
+    const auto all = comm::gather_on_hosts(*peers_.group, hashes);
+    for (std::size_t i = 0; i < replicas_.size(); ++i) {
+      check_kind(replicas_[i], differing(all, 2 * i));
+      check_values(replicas_[i], differing(all, 2 * i + 1));
+    }
+  }
+
+ private:
+  /// The peers whose number `i` is not that of the first.
+  static std::vector<std::size_t> differing(const std::vector<Numbers>& all, std::size_t i) {
+    std::vector<std::size_t> peers;
+    for (std::size_t peer = 1; peer < all.size(); ++peer) {
+      if (all[peer][i] != all[0][i]) {
+        peers.push_back(peer);
+      }
+    }
+    return peers;
+  }
+
+  int rank(std::size_t peer) const { return peers_.ranks[peer]; }
+
+  std::string ranks_of(const std::vector<std::size_t>& peers) const {
+    std::vector<int> ranks;
+    std::ranges::transform(peers, std::back_inserter(ranks), [&](auto peer) { return rank(peer); });
+    return fmt::format("{}", fmt::join(ranks, ", "));
+  }
+
+  void check_kind(const Replica& replica, const std::vector<std::size_t>& others) const {
+    const auto own = static_cast<std::size_t>(peers_.group->rank());
+    TESSERA_CHECK(others.empty(), what_, ": ", replica.name, " is ", kind_of(replica), " on rank ",
+                  rank(own), ", and different from rank ", peers_.ranks[0], " on ranks ",
+                  ranks_of(others), "; ", remedy_);
+  }
+
+  void check_values(const Replica& replica, const std::vector<std::size_t>& others) const {
+    if (others.empty()) {
+      return;
+    }
+    const auto found = Search(peers_, equality_).first_difference(replica.local);
+    TESSERA_CHECK(!found, what_, ": ", replica.name, " differs from rank ", peers_.ranks[0],
+                  " on ranks ", ranks_of(others), ", first at ",
+                  index_of(found->element, replica.local.sizes()), ": ", found->first, " on rank ",
+                  peers_.ranks[0], " and ", found->other, " on rank ", rank(found->peer), "; ",
+                  remedy_);
+  }
+
+  const Peers& peers_;
+  const std::vector<Replica>& replicas_;
+  Equality equality_;
+  const std::string& what_;
+  const std::string& remedy_;
+};
+
+}  // namespace
+
+std::int64_t hash_of_values(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_meta() || kernels::in_fake_mode()) {
+    return 0;
+  }
+  const at::Tensor host = tensor.resolve_conj().resolve_neg().cpu().contiguous();
+  return hash_of_text({static_cast<const char*>(host.const_data_ptr()), host.nbytes()});
+}
+
+Peers peers_of(const DeviceMesh& mesh) {
+  return {&mesh.group_of_all_ranks(), mesh.ranks(), mesh.device()};
+}
+
+Peers peers_along(const DeviceMesh& mesh, int dim) {
+  if (mesh.ndim() == 1) {
+    return peers_of(mesh);
+  }
+  std::int64_t stride = 1;
+  for (int inner = dim + 1; inner < mesh.ndim(); ++inner) {
+    stride *= mesh.size(inner);
+  }
+  const auto own = std::ranges::find(mesh.ranks(), mesh.world()->rank()) - mesh.ranks().begin();
+  const std::int64_t first = own - mesh.local_rank(dim) * stride;
+  Peers peers{&mesh.group(dim), {}, mesh.device()};
+  for (std::int64_t i = 0; i < mesh.size(dim); ++i) {
+    peers.ranks.push_back(mesh.ranks()[static_cast<std::size_t>(first + i * stride)]);
+  }
+  return peers;
+}
+
+void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
+                    const std::string& what, const std::string& remedy) {
+  if (peers.group->size() == 1) {
+    return;
+  }
+  const BelowAutograd guard;
+  const comm::CallerScope caller("check_replicas");
+  flush_pending_transfers(*peers.group);
+  const Numbers hashes = hashes_of(replicas);
+  const auto all = comm::gather_on_hosts(*peers.group, {joined(hashes)});
+  if (std::ranges::any_of(all, [&](const Numbers& own) { return own != all.front(); })) {
+    Report(peers, replicas, equality, what, remedy).run(hashes);
+  }
+}
+
+void push_module_name(std::string fqn) {
+  RankThread::here().modules.push_back(std::move(fqn));
+}
+
+void pop_module_name() {
+  if (std::vector<std::string>& modules = RankThread::here().modules; !modules.empty()) {
+    modules.pop_back();
+  }
+}
+
+std::string in_module() {
+  const std::vector<std::string>& names = RankThread::here().modules;
+  return names.empty()          ? ""
+         : names.back().empty() ? " in the root module"
+                                : " in '" + names.back() + "'";
+}
+
+// Computes the sizes of a whole tensor from those of its parts. A rank knows only its own part, and
+// from an uneven one it would infer another whole than its peers.
+
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+/// A dimension of the tensor, and the dimensions of the mesh that shard it.
+struct SplitDim {
+  std::int64_t dim;
+  std::vector<std::size_t> mesh_dims;
+};
+
+std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim) {
+  std::vector<SplitDim> split;
+  for (std::size_t m = 0; m < placements.size(); ++m) {
+    if (const auto* shard = std::get_if<Shard>(&placements[m])) {
+      const std::int64_t dim = shard->dim < 0 ? shard->dim + ndim : shard->dim;
+      auto found = std::ranges::find(split, dim, &SplitDim::dim);
+      if (found == split.end()) {
+        found = split.insert(split.end(), SplitDim{dim, {}});
+      }
+      found->mesh_dims.push_back(m);
+    }
+  }
+  return split;
+}
+
+/// The coordinate of the rank that is `index` in row-major order.
+Sizes coordinate_of(const Sizes& mesh_sizes, std::int64_t index) {
+  Sizes coordinate(mesh_sizes.size());
+  for (std::size_t m = mesh_sizes.size(); m-- > 0;) {
+    coordinate[m] = index % mesh_sizes[m];
+    index /= mesh_sizes[m];
+  }
+  return coordinate;
+}
+
+/// Whether that rank's part counts for the whole: it is the first of all copies.
+bool counts(const SplitDim& split, const Sizes& coordinate) {
+  for (std::size_t m = 0; m < coordinate.size(); ++m) {
+    if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// How many positions of `split` the ranks should have of a whole of `sizes`.
+Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
+                      std::int64_t ranks) {
+  Sizes chunks;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    chunks.push_back(local_size(layout, static_cast<int>(split.dim),
+                                sizes[static_cast<std::size_t>(split.dim)],
+                                coordinate_of(layout.mesh_sizes(), rank)));
+  }
+  return chunks;
+}
+
+/// Hashes what all parts of a tensor have in common: their type, and the sizes that are not split.
+std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
+  Sizes sizes = local.sizes().vec();
+  for (const SplitDim& each : split) {
+    sizes[static_cast<std::size_t>(each.dim)] = -1;
+  }
+  const std::string text = concat(c10::toString(local.scalar_type()), c10::IntArrayRef(sizes));
+  return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
+}
+
+/// Each rank's size of each of `split`, and last the hash of the rest; with fake ranks, this rank's
+/// own.
+std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
+                            const DeviceMesh& mesh) {
+  Sizes own;
+  for (const SplitDim& each : split) {
+    own.push_back(local.size(each.dim));
+  }
+  if (!own.empty()) {
+    own.push_back(hash_of_rest(local, split));
+  }
+  if (own.empty() || local.is_meta()) {
+    return std::vector<Sizes>(static_cast<std::size_t>(mesh.size()), own);
+  }
+  return comm::gather_on_hosts(mesh.group_of_all_ranks(), own);
+}
+
+}  // namespace
+
+std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
+                                       const DeviceMesh& mesh, const Placements& placements) {
+  const Sizes mesh_sizes = mesh.shape().sizes();
+  const std::vector<SplitDim> split = split_dims(placements, local.dim());
+  const std::vector<Sizes> parts = parts_of(local, split, mesh);
+  for (std::size_t rank = 1; rank < parts.size() && !split.empty(); ++rank) {
+    TESSERA_CHECK(parts[rank].back() == parts[0].back(), what, " takes a plain tensor for ",
+                  to_string(placements), ", but that of rank ", mesh.ranks()[rank],
+                  " has another type than that of rank ", mesh.ranks()[0],
+                  ", or other sizes along the dimensions that are not split; this rank's is ",
+                  local.sizes(), " of ", c10::toString(local.scalar_type()));
+  }
+  Sizes sizes = local.sizes().vec();
+  for (std::size_t i = 0; i < split.size(); ++i) {
+    std::int64_t& whole = sizes[static_cast<std::size_t>(split[i].dim)];
+    whole = 0;
+    for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
+      if (counts(split[i], coordinate_of(mesh_sizes, rank))) {
+        whole += parts[static_cast<std::size_t>(rank)][i];
+      }
+    }
+  }
+  const LayoutPtr layout = to_layout(mesh_sizes, placements, sizes);
+  for (std::size_t i = 0; i < split.size(); ++i) {
+    Sizes found;
+    std::ranges::transform(parts, std::back_inserter(found),
+                           [i](const Sizes& part) { return part[i]; });
+    const Sizes chunks = chunks_of_split(split[i], *layout, sizes, mesh.size());
+    TESSERA_CHECK(found == chunks, what, " takes a plain tensor for ", to_string(placements),
+                  ", but the ranks hold ", c10::IntArrayRef(found), " positions along dimension ",
+                  split[i].dim, ", and torch.chunk of ",
+                  sizes[static_cast<std::size_t>(split[i].dim)], " is ", c10::IntArrayRef(chunks),
+                  "; split it so");
+  }
+  return sizes;
+}
+
+}  // namespace tessera::detail

@@ -10,9 +10,9 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "rank/rank_state.h"
+#include "rank/rank.h"
 #include "redistribute/redistribute.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

@@ -1,7 +1,10 @@
+// The cache of call plans, and the fallback for calls that it does not have.
 #pragma once
 
 #include <ATen/core/IListRef.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
 #include <c10/util/SmallVector.h>
@@ -15,11 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "operators/number_type.h"
+#include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/check_rule.h"
 
 namespace tessera::detail {
 
@@ -242,5 +245,13 @@ class CallCache {
   std::uint64_t uses_ = 0;  ///< hits and misses
   std::uint64_t misses_ = 0;
 };
+
+/// Runs an operator whose arguments are on the stack, some of them distributed; its results replace
+/// them. Every operator on kDistributedKey ends up here. Collective if inputs must be moved.
+void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+/// The same for a call that was looked up already. No operator mode sees it.
+void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
+              CallCache::Lookup lookup);
 
 }  // namespace tessera::detail

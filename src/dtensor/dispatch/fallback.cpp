@@ -1,7 +1,7 @@
 // Runs an operator on kDistributedKey in three steps: the key of the call, its plan (kept or made
 // now), and the execution by the plan's kind.
 
-#include "dispatch/fallback.h"
+#include "dispatch/call_cache.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -15,21 +15,17 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/leaf_gradient.h"
-#include "execute/foreach.h"
-#include "execute/random_operators.h"
+#include "autograd/autograd.h"
 #include "execute/run_local.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
-#include "rank/below_autograd.h"
-#include "rank/rank_state.h"
-#include "rank/rank_thread.h"
+#include "rank/rank.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 namespace tessera::detail {
 namespace {
@@ -65,7 +61,7 @@ void run_by_position(PlannedCall& call) {
   }
 }
 
-/// Runs the form of the call's plan.
+/// Runs the lowering of the call's plan.
 void run_form(PlannedCall& call) {
   // What localize_arguments does for the other kinds of plans: a leaf learns to keep its gradient's
   // layout, and a stale view is refused.
@@ -75,10 +71,10 @@ void run_form(PlannedCall& call) {
       check_readable(*impl, call.info.name);
     }
   }
-  // Below autograd but not below our key: a form calls operators on distributed tensors.
+  // Below autograd but not below our key: a lowering calls operators on distributed tensors.
   const at::AutoDispatchBelowADInplaceOrView below;
-  std::vector<c10::IValue> results = call.plan.form->run(call.arguments());
-  // Not before: the form reads its arguments where they are.
+  std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
+  // Not before: the lowering reads its arguments where they are.
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
@@ -208,7 +204,7 @@ void execute(PlannedCall& call, CallKind kind) {
       return run_allowed(call, [kind](PlannedCall& allowed) { run_local(allowed, kind); });
     case CallKind::kAgreed:
       return run_allowed(call, run_agreed_or_gathered);
-    case CallKind::kForm:
+    case CallKind::kLowering:
       return run_allowed(call, run_form);
     case CallKind::kRandomInplace:
       return run_allowed(call, run_random_inplace);
@@ -284,7 +280,7 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Calls that this one makes in turn (a form's, those of single positions) may push its plan
+  // Calls that this one makes in turn (a lowering's, those of single positions) may push its plan
   // out of the cache. Nothing reads the plan after them.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);

@@ -45,8 +45,8 @@
 #include <ATen/ops/unsqueeze_ops.h>
 #include <ATen/ops/view_ops.h>
 
-#include "tessera/internals/detail/lent_keys.h"
-#include "views/view_geometry.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "views/views.h"
 
 namespace tessera::detail {
 

@@ -6,17 +6,14 @@
 
 #include <span>
 
-#include "autograd/autograd_functions.h"
-#include "autograd/leaf_gradient.h"
+#include "autograd/autograd.h"
 #include "execute/run_local.h"
 #include "plan/call_plan.h"
-#include "rank/below_autograd.h"
+#include "rank/rank.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/wrapped_number.h"
-#include "views/view_geometry.h"
-#include "views/view_writes.h"
+#include "tessera/internals/detail/tensors.h"
+#include "views/views.h"
 
 namespace tessera::detail {
 namespace {

@@ -1,25 +1,34 @@
-// The order of the steps of a call on local tensors, and the step in their middle.
-
-#include "execute/run_local.h"
-
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <unordered_map>
+#include <vector>
 
 #include "agreement/agreement.h"
-#include "execute/foreach.h"
+#include "autograd/autograd.h"
+#include "execute/run_local.h"
 #include "operators/bound_call.h"
-#include "random/seeded_generator.h"
-#include "rank/below_autograd.h"
+#include "random/fills.h"
+#include "rank/rank.h"
+#include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/internals/detail/key_scopes.h"
-#include "views/view_geometry.h"
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/kernels/detail/distribution.h"
+#include "views/views.h"
 
 namespace tessera::detail {
+
+// The order of the steps of a call on local tensors, and the step in their middle.
+
 namespace {
 
 /// In inference mode the copy that a moved tensor's view holds would be an inference tensor, which
@@ -212,6 +221,284 @@ bool run_agreed(PlannedCall& call) {
   call.stack.resize(call.first);
   std::ranges::transform(arguments, std::back_inserter(call.stack), replicated_argument);
   return false;
+}
+
+// The step of run_local after the operator: copies new values to the caller's tensors.
+
+namespace {
+
+/// The operator gave an out= tensor other sizes, which is allowed for an empty one. Only without a
+/// rule: there the operator ran on whole tensors, so all ranks have the same sizes and throw or
+/// continue together.
+void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
+  const TensorSpecPtr spec = original.spec();
+  const std::vector<std::int64_t> found = local.sizes().vec();
+  const bool empty = original.numel() == 0;
+  // The operator has resized the tensor itself: before the error it gets its sizes back.
+  if (!empty && local.is_same(original.local())) {
+    restore_sizes(local, spec->sizes, spec->strides);
+  }
+  TESSERA_CHECK(empty, run.call.info.name, " would resize a distributed tensor of sizes ",
+                c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
+                ": pass one of the result's sizes");
+  original.give_count_to(local);
+  // An empty tensor's placements were for other sizes: the new value is replicated.
+  original.replace(local, replicated_spec(run.call.plan, local));
+}
+
+/// Copies the new value of one written tensor to the caller's. Does nothing if the operator wrote
+/// to the tensor itself in its own layout and sizes.
+void bring_back(const LocalRun& run, const LocalRun::Written& written) {
+  const CallPlan& plan = run.call.plan;
+  const CallPlan::Input& input = plan.inputs[written.input];
+  const TensorSpecPtr& spec = input.spec;
+  DistributedTensorImpl* impl = as_distributed(written.original);
+  const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
+  const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
+  if (in_place && impl == nullptr) {
+    return;  // one of libtorch's own, which it may resize
+  }
+  if (!plan.has_rule && written.local.sizes() != spec->sizes) {
+    return take_new_sizes(run, *impl, written.local);
+  }
+  if (in_place) {
+    return;
+  }
+  // From what the rule leaves, which is the tensor's own layout or replicated: never collective.
+  const TensorSpecPtr left =
+      intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
+  const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
+  // A slice of the new value may be the tensor's own memory with other strides: a copy in between
+  // keeps the write from reading what it has overwritten.
+  copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
+}
+
+}  // namespace
+
+void write_back(LocalRun& run) {
+  for (const LocalRun::Written& written : run.written) {
+    bring_back(run, written);
+  }
+  // After all tensors: a base that is gathered for it may have been written by the operator as
+  // well.
+  for (const at::Tensor& view : run.written_views) {
+    write_through(view);
+  }
+}
+
+// The random operators of at:: that draw by the global element instead of gathering. Each takes the
+// next key of the thread's sequence (seeded_generator.h), whatever the layout, so that the numbers
+// don't depend on the mesh. The other random operators run whole on every rank, under a
+// SeededGenerator. What is here is for distributed tensors; plain_random.cpp has plain ones.
+
+namespace {
+
+/// A pending reduction has no elements yet: fills the tensor that it reduces to.
+void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
+  const DistributedTensorImpl& impl = *as_distributed(self);
+  const TensorSpec& spec = *impl.spec();
+  const ShardingSpec settled{spec.sharding.mesh, gradient_layout(spec.sharding.layout)};
+  const auto values = make_distributed(
+      at::empty(local_sizes(settled, spec.sizes), impl.local().options()), settled, spec.sizes);
+  const at::Tensor& local = local_tensor(values);
+  const RandomPlace place = random_place({call.info.name, values, random_source(), key});
+  call.info.traits.fill()({local, place, key}, call.arguments());
+  // Terms that reduce to the numbers; making them is local.
+  impl.local().copy_(
+      redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
+}
+
+void fill_distributed(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
+  const DistributedTensorImpl& impl = *as_distributed(self);
+  if (impl.spec()->sharding.layout->is_partial()) {
+    return fill_partial(self, call, key);
+  }
+  const RandomPlace place = random_place({call.info.name, self, random_source(), key});
+  call.info.traits.fill()({impl.local(), place, key}, call.arguments());
+}
+
+struct Dropped {
+  at::Tensor result;
+  at::Tensor kept;  ///< as bool
+};
+
+/// The mask is drawn into the local tensor by its elements' places in the whole one.
+Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
+  const auto kept = at::empty_like(local);
+  const RandomKey key = next_random_key();
+  // Meta tensors take a key too, so that later draws are the same as with data.
+  if (!kept.is_meta()) {
+    const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
+    fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
+                key);
+  }
+  // With p = 1 nothing is kept, and nothing is to be divided by 0.
+  const double scale = p < 1 ? 1 / (1 - p) : 0;
+  return {local.mul(kept).mul_(scale), kept.to(at::kBool)};
+}
+
+Dropped keep_all(const at::Tensor& local) {
+  return {local.clone(), at::ones_like(local, at::kBool)};
+}
+
+}  // namespace
+
+void check_rows_together(const PlannedCall& call) {
+  const RandomRegionPtr& region = random_region();
+  if (region == nullptr || region->rows() == nullptr) {
+    return;
+  }
+  const int generator = call.info.generator;
+  if (!call.plan.seeded && (generator < 0 || call.argument(generator).isNone())) {
+    return;
+  }
+  const std::vector<at::Tensor> tensors = bind_call(call.info, call.arguments()).tensors;
+  RandomPlace place;
+  region->rows()->move(place, {call.info.name, tensors.front(), random_source(), {}},
+                       tensors.front().sizes());
+  TESSERA_CHECK(!place.is_part, call.info.name, kDrawsInOrder);
+}
+
+void run_random_inplace(PlannedCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const DistributedTensorImpl& impl = *as_distributed(self);
+  // Before the key is drawn and anything written: a refused call leaves no trace.
+  if (impl.detached_view()) {
+    check_writable(impl, call.info.name);
+  }
+  // Drawn for meta tensors as well, so that what follows is the same with and without data.
+  const RandomKey key = next_random_key();
+  const BelowAutograd guard;
+  if (!impl.local().is_meta()) {
+    fill_distributed(self, call, key);
+    if (impl.detached_view()) {
+      write_through(self);
+    }
+  }
+  call.return_results({self});
+}
+
+void run_native_dropout(PlannedCall& call) {
+  const at::Tensor x = call.argument(0).toTensor();
+  const double p = call.argument(1).toDouble();
+  const bool trains = call.argument(2).toOptional<bool>().value_or(true);
+  TESSERA_CHECK(p >= 0 && p <= 1, "dropout with probability ", p,
+                " was asked for; it must be in [0, 1]");
+  DistributedTensorImpl& impl = *as_distributed(x);
+  // What localize_arguments does for the other kinds of plans.
+  check_readable(impl, call.info.name);
+  keep_gradient_layout(impl, x);
+
+  const TensorSpecPtr spec = impl.spec();
+  // An element of a term is not one of the sum: a pending sum is reduced first.
+  const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
+  const BelowAutograd guard;
+  const auto local = redistribute_local(impl.local(), spec, settled.layout);
+  const auto [result, kept] = trains && p > 0 ? drop(x, local, settled, p) : keep_all(local);
+  call.return_results({make_distributed(result, settled, spec->sizes),
+                       make_distributed(kept, settled, spec->sizes)});
+}
+
+namespace {
+
+/// The tensor that `tensor` is a view of, directly or not, or itself. By autograd's record of
+/// views, which is the same on every rank: whether local tensors share memory depends on their
+/// sizes.
+const void* base_of(const at::Tensor& tensor) {
+  return identity_of(viewed_by(tensor));
+}
+
+/// A tensor of a list argument.
+struct Use {
+  const void* base;
+  std::size_t position;
+  bool copied;  ///< the kernel gets a copy of it
+};
+
+/// The tensors of all lists; in the first `written` of them stand those that are written.
+struct Uses {
+  std::vector<Use> all;
+  std::size_t written = 0;
+};
+
+/// Numbers the tensors as bind_call does, to find each one's input in the plan. The first list is
+/// the one that is written (OperatorInfo::writes_lists).
+Uses uses_of(const PlannedCall& call) {
+  Uses uses;
+  std::size_t number = 0;
+  for (const c10::IValue& argument : call.arguments()) {
+    if (argument.isTensor() && argument.toTensor().defined()) {
+      ++number;
+    }
+    if (!argument.isTensorList()) {
+      continue;
+    }
+    std::size_t position = 0;
+    for (const at::Tensor& tensor : argument.toTensorVector()) {
+      const CallPlan::Input& input = call.plan.inputs[number++];
+      const bool copied = input.plan || input.written != nullptr || input.detached;
+      uses.all.push_back({base_of(tensor), position++, copied});
+    }
+    if (uses.written == 0) {
+      uses.written = uses.all.size();
+    }
+  }
+  return uses;
+}
+
+}  // namespace
+
+/// Uses at one position, and uses of the caller's own memory, work as in the kernel alone. Only a
+/// copy hides a write from another position.
+bool positions_depend(const PlannedCall& call) {
+  const Uses uses = uses_of(call);
+  std::unordered_multimap<const void*, const Use*> written;
+  for (std::size_t i = 0; i < uses.written; ++i) {
+    written.emplace(uses.all[i].base, &uses.all[i]);
+  }
+  return std::ranges::any_of(uses.all, [&](const Use& use) {
+    const auto [first, last] = written.equal_range(use.base);
+    return std::any_of(first, last, [&](const auto& other) {
+      return other.second->position != use.position && (other.second->copied || use.copied);
+    });
+  });
+}
+
+ForeachVersionCounts::ForeachVersionCounts(const PlannedCall& call) {
+  if (!call.info.writes_lists) {
+    return;
+  }
+  const auto tensors = call.argument(0).toTensorVector();
+  std::ranges::transform(tensors, std::back_inserter(written_), [](const at::Tensor& tensor) {
+    return Written{tensor, writes_of(tensor)};
+  });
+}
+
+void ForeachVersionCounts::bump() const {
+  // All are compared before the first is bumped: tensors may share a counter, as a wrapper and its
+  // local tensor do.
+  std::vector<const at::Tensor*> unbumped;
+  for (const Written& written : written_) {
+    if (writes_of(written.tensor) == written.version) {
+      unbumped.push_back(&written.tensor);
+    }
+  }
+  for (const at::Tensor* tensor : unbumped) {
+    count_write(*tensor);
+  }
+}
+
+// One version stands for all, so that a call on hundreds of parameters reads one counter.
+DirectForeachVersionCounts::DirectForeachVersionCounts(at::TensorList tensors)
+    : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
+
+void DirectForeachVersionCounts::bump() const {
+  if (tensors_.empty() || writes_of(tensors_.front()) != version_) {
+    return;
+  }
+  for (const at::Tensor& tensor : tensors_) {
+    count_write(tensor);
+  }
 }
 
 }  // namespace tessera::detail

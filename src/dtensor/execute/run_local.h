@@ -1,8 +1,10 @@
+// Running a planned call on local tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -68,5 +70,54 @@ void wrap_results(LocalRun& run);
 
 /// The spec of a local tensor that is the whole one, where there is no rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
+
+/// Throws Error for a call that draws its numbers one after another, where data-parallel ranks draw
+/// for different rows: they would draw the same. Collective where ranks have rows to compare.
+void check_rows_together(const PlannedCall& call);
+
+/// Runs an in-place random operator by the global element: nothing is gathered, and every mesh
+/// draws the same numbers. The call's arguments on the stack are replaced by its result. Not
+/// collective but where the tensor is a view of one that had to be gathered.
+void run_random_inplace(PlannedCall& call);
+
+/// Runs native_dropout by the global element: every mesh drops the same ones. The call's arguments
+/// on the stack are replaced by its results. Collective where the tensor is a pending reduction,
+/// which is carried out first.
+void run_native_dropout(PlannedCall& call);
+
+/// Whether a call of kind kForeach has to go position by position, as its kernels do: one position
+/// writes what another one uses, and a copy of that would be written. The same on all ranks.
+bool positions_depend(const PlannedCall& call);
+
+/// The version counts of the tensors that a call of the _foreach_add_ kind writes to. libtorch
+/// counts those writes in no layer above the kernels: CUDA's kernels bump the versions themselves,
+/// others by the operators that they are made of, which bump nothing where they run on local
+/// tensors.
+class ForeachVersionCounts {
+ public:
+  /// Reads them before the call. Of another operator: none.
+  explicit ForeachVersionCounts(const PlannedCall& call);
+
+  /// Bumps versions that the kernel did not bump.
+  void bump() const;
+
+ private:
+  struct Written {
+    at::Tensor tensor;
+    std::uint32_t version;
+  };
+  std::vector<Written> written_;
+};
+
+/// The same without making a list, for the `tensors` of a kernel: it bumps all versions, or none.
+class DirectForeachVersionCounts {
+ public:
+  explicit DirectForeachVersionCounts(at::TensorList tensors);
+  void bump() const;
+
+ private:
+  at::TensorList tensors_;
+  std::uint32_t version_;
+};
 
 }  // namespace tessera::detail

@@ -1,10 +1,10 @@
 // The last step of run_local: distributed tensors of the local results.
 
-#include "autograd/autograd_functions.h"
+#include "autograd/autograd.h"
 #include "execute/run_local.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

@@ -1,20 +1,20 @@
-// The parts that do not depend on an operator's type: the path of a gradient through a FusedNode,
-// and a rule that several share.
-
-#include "fused/fused_operator.h"
-
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <mutex>
 
-#include "autograd/autograd_functions.h"
+#include "autograd/autograd.h"
+#include "fused/fused_operator.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/dtensor/detail/kept_tensor.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::detail {
+
+// The parts that do not depend on an operator's type: the path of a gradient through a FusedNode,
+// and a rule that several share.
 
 /// Gradient mode is on in a backward only if that is recorded (create_graph).
 variable_list FusedNode::apply(variable_list&& gradients) {
@@ -133,6 +133,32 @@ RuleFunction::Body elementwise_rule(std::size_t results) {
     rule.outputs.assign(results, elements);
     return rule;
   };
+}
+
+namespace {
+
+/// The node that can compute `tensor` again; nullptr: the tensor is to be kept.
+NodePtr<Node> maker_of(const at::Tensor& tensor) {
+  auto* node = dynamic_cast<RecomputableNode*>(tensor.grad_fn().get());
+  const bool recomputes = node != nullptr && !hooks_keep_tensors() && node->can_recompute(tensor);
+  return recomputes ? pointer_to(*node) : nullptr;
+}
+
+}  // namespace
+
+KeptTensor::KeptTensor(const at::Tensor& tensor) : maker_(maker_of(tensor)) {
+  if (maker_ == nullptr) {
+    saved_ = SavedVariable(tensor, /*is_output=*/false);
+  }
+}
+
+bool KeptTensor::takes_gradient() const {
+  return maker_ != nullptr && static_cast<const RecomputableNode&>(*maker_).takes_gradient();
+}
+
+at::Tensor KeptTensor::unpack(const at::Tensor& gradient) const {
+  return maker_ == nullptr ? saved_.unpack()
+                           : static_cast<RecomputableNode&>(*maker_).recompute_for(gradient);
 }
 
 }  // namespace tessera::detail

@@ -15,12 +15,11 @@
 
 #include "dispatch/unboxed_kernel.h"
 #include "tensor/tensor_spec.h"
-#include "tessera/core/detail/library_rule.h"
-#include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/refused_gradient.h"
-#include "tessera/internals/detail/saved_tensor.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/core/register_rule.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

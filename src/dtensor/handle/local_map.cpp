@@ -10,7 +10,7 @@
 #include <set>
 #include <string>
 
-#include "autograd/autograd_functions.h"
+#include "autograd/autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"

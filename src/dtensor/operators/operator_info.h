@@ -1,17 +1,81 @@
+// What is known of an operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "operators/operator_traits.h"
+#include "random/fills.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
+
+/// A property of an operator that neither its schema nor its sharding rule has.
+enum class Trait : std::uint8_t {
+  // How it is run.
+  kRandomInplace,    ///< fills its tensor by the global element (random_operators.h)
+  kNativeDropout,    ///< drops by the global element (random_operators.h)
+  kForeach,          ///< takes lists; each position is a separate call
+  kWritesGradients,  ///< formulas of gradients write with it (fallback.cpp)
+  kNewZeros,         ///< makes the zeros that they write to
+  kOwnKernel,        ///< has a kernel of ours in src/dtensor/overrides/ instead of a plan
+  kHelperTensors,    ///< composed of others and of its own plain tensors (composite_kernels.cpp)
+  // What its arguments and results are.
+  kViewsMemory,    ///< its storage_offset counts in the memory of what it views (view_geometry.h)
+  kInfersSize,     ///< takes sizes; one of them may be -1
+  kUnsafeView,     ///< promises no alias: what cannot be viewed is copied
+  kLeavesMemory,   ///< its result is memory for others to write
+  kReadsOneValue,  ///< answers the host: what it reduces for that counts as written, where it has a
+                   ///< form only in that form
+  // Which numbers may not be applied to the terms of a sum one by one.
+  kNumberBesideSum,  ///< none: a number of it stands beside the sum
+  kDivides,          ///< zero as well as infinity
+  // When it throws.
+  kFailsByMatrix,   ///< for a matrix that it cannot factorise, without being asked to check
+  kFailsByElement,  ///< for an index out of range or another bad number that one part may hold
+};
+
+/// The traits of one operator, from the tables.
+class OperatorTraits {
+ public:
+  /// `name`: "aten::add.Tensor", looked up in the table in operator_traits.cpp.
+  explicit OperatorTraits(std::string_view name);
+
+  bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
+
+  /// For kWritesGradients: the operator that returns the result instead, without "aten::".
+  std::string_view functional() const { return functional_; }
+  /// For kRandomInplace.
+  RandomFill fill() const { return fill_; }
+
+ private:
+  std::uint32_t traits_ = 0;
+  std::string_view functional_;
+  RandomFill fill_ = nullptr;
+};
+
+/// A row of the table.
+struct TraitRow {
+  Trait trait;
+  /// Operators without "aten::", separated by blanks: "mul_.Tensor"; "mul_.*" is mul_ in all its
+  /// overloads; "_foreach_*" is whatever begins so.
+  std::string_view names;
+  std::string_view functional = {};
+  RandomFill fill = nullptr;
+};
+std::span<const TraitRow> trait_rows();
+
+/// The names of a row, one by one.
+std::vector<std::string> names_in(const TraitRow& row);
+/// Whether `pattern`, one of those, covers operator `name`, without "aten::".
+bool covers(std::string_view pattern, std::string_view name);
 
 /// Properties of an operator for dispatch: its schema, read once, and its entries in the tables.
 struct OperatorInfo {

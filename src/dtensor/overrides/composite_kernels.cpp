@@ -1,39 +1,47 @@
-// Composite operators whose composition in libtorch does not work on distributed tensors. Each
-// takes libtorch's own path for plain ones; the operators of a composition come back to the
-// fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
-
-#include "overrides/composite_kernels.h"
-
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/SymIntArrayRef.h>
-
 #include <ATen/ops/arange.h>
+#include <ATen/ops/detach.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/kron.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <type_traits>
 
+#include "dispatch/call_cache.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
+#include "random/fills.h"
+#include "rank/rank.h"
+#include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/composite_kernels.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "views/view_geometry.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensors.h"
+#include "views/views.h"
 
 namespace tessera::detail {
+
+// Composite operators whose composition in libtorch does not work on distributed tensors. Each
+// takes libtorch's own path for plain ones; the operators of a composition come back to the
+// fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
+
 namespace {
 
-// Those that read a tensor argument on the host, as lengths or indices. A distributed one has no
-// memory to read: it is gathered first.
+// Operators that read the memory of a tensor argument. A distributed tensor has no memory to read:
+// it is gathered first.
 
-at::Tensor on_host(const at::Tensor& tensor) {
+at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
@@ -41,8 +49,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-}  // namespace
-
+/// As check_policy, for operators where only parts reach that check: they would be refused late,
+/// and after collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -60,6 +68,8 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   compare_plain(mesh, name, tensors);
 }
 
+/// Whether the caller passed a distributed tensor, and no plain one of more than one element.
+/// Whether such a plain tensor counts as replicated is the choice of the caller.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.numel() <= 1;
@@ -68,13 +78,13 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
+/// Writes the result of an operator to a distributed `out`. libtorch would resize `out`, and its
+/// layout may not fit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
   TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
                 out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
   return out.copy_(result);
 }
-
-namespace {
 
 bool all_distributed(std::initializer_list<at::Tensor> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
@@ -83,7 +93,7 @@ bool all_distributed(std::initializer_list<at::Tensor> tensors) {
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
                                      std::int64_t dim) {
   check_mixing("aten::tensor_split", {self, where});
-  return composite::tensor_split(self, on_host(where), dim);
+  return composite::tensor_split(self, whole(where), dim);
 }
 
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
@@ -94,8 +104,72 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
   if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
     scope.emplace();
   }
-  return composite::ctc_loss(log_probs, targets, on_host(input_lengths), on_host(target_lengths),
-                             blank, reduction, zero_infinity);
+  return composite::ctc_loss(log_probs, targets, whole(input_lengths), whole(target_lengths), blank,
+                             reduction, zero_infinity);
+}
+
+template <bool kSkipsNan, class Q>
+at::Tensor plain_quantile(const at::Tensor& self, const Q& q, std::optional<std::int64_t> dim,
+                          bool keepdim, c10::string_view interpolation) {
+  if constexpr (kSkipsNan) {
+    return composite::nanquantile(self, q, dim, keepdim, interpolation);
+  } else {
+    return composite::quantile(self, q, dim, keepdim, interpolation);
+  }
+}
+
+template <bool kSkipsNan, class Q>
+at::Tensor& plain_quantile_out(at::Tensor& out, const at::Tensor& self, const Q& q,
+                               std::optional<std::int64_t> dim, bool keepdim,
+                               c10::string_view interpolation) {
+  if constexpr (kSkipsNan) {
+    return composite::nanquantile_out(out, self, q, dim, keepdim, interpolation);
+  } else {
+    return composite::quantile_out(out, self, q, dim, keepdim, interpolation);
+  }
+}
+
+/// `Q`: a number, or a tensor of several.
+template <bool kSkipsNan, class Q>
+at::Tensor quantile(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
+                    c10::string_view interpolation) {
+  std::vector<at::Tensor> tensors{self};
+  if constexpr (!std::is_same_v<Q, double>) {
+    tensors.push_back(q);
+  }
+  if (std::ranges::none_of(tensors, tessera::is_distributed)) {
+    return plain_quantile<kSkipsNan>(self, q, dim, keepdim, interpolation);
+  }
+  const std::string name = kSkipsNan ? "aten::nanquantile" : "aten::quantile";
+  check_mixing(name, tensors);
+  check_gather(name, tensors);
+  const DeviceMesh mesh = mesh_of(tensors);
+  at::Tensor result;
+  if constexpr (std::is_same_v<Q, double>) {
+    result = plain_quantile<kSkipsNan>(whole(self), q, dim, keepdim, interpolation);
+  } else {
+    result = plain_quantile<kSkipsNan>(whole(self), whole(q), dim, keepdim, interpolation);
+  }
+  const Placements everywhere(static_cast<std::size_t>(mesh.ndim()), Replicate{});
+  return distribute_tensor(result, mesh, everywhere).tensor();
+}
+
+template <bool kSkipsNan, class Q>
+at::Tensor& quantile_out(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
+                         c10::string_view interpolation, at::Tensor& out) {
+  if (!tessera::is_distributed(out)) {
+    return plain_quantile_out<kSkipsNan>(out, self, q, dim, keepdim, interpolation);
+  }
+  return copy_to(out, quantile<kSkipsNan, Q>(self, q, dim, keepdim, interpolation),
+                 kSkipsNan ? "aten::nanquantile.out" : "aten::quantile.out");
+}
+
+template <bool kSkipsNan>
+void implement_quantile(torch::Library& library, const std::string& name) {
+  library.impl(name.c_str(), &quantile<kSkipsNan, const at::Tensor&>);
+  library.impl((name + ".scalar").c_str(), &quantile<kSkipsNan, double>);
+  library.impl((name + ".out").c_str(), &quantile_out<kSkipsNan, const at::Tensor&>);
+  library.impl((name + ".scalar_out").c_str(), &quantile_out<kSkipsNan, double>);
 }
 
 // Operators that run a special CPU kernel where no gradient is needed. A distributed tensor has no
@@ -231,7 +305,8 @@ void implement_composite_kernels(torch::Library& library) {
   library.impl("kron.out", &kron_out);
   library.impl("matmul.out", &matmul_out);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
-  implement_quantiles(library);
+  implement_quantile<false>(library, "quantile");
+  implement_quantile<true>(library, "nanquantile");
   implement_in_scope(library);
 }
 
@@ -247,6 +322,105 @@ TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   implement_composite_kernels(library);
   library.impl("reshape", &reshape);
+}
+
+}  // namespace
+
+// Bernoulli numbers for which libtorch has kernels that draw one after another: each with a
+// probability of its own, and in a new tensor. For distributed tensors they are composed of
+// operators that draw by the element. plain_random.cpp does the same for plain ones.
+
+namespace {
+
+using torch::jit::Stack;
+
+/// Both operators take the tensor, the probability and the generator.
+constexpr std::size_t kArguments = 3;
+
+/// A generator that the caller passes is used directly, on whole tensors.
+bool draws_by_element(const Stack& stack) {
+  return tessera::is_distributed(torch::jit::peek(stack, 0, kArguments).toTensor()) &&
+         torch::jit::peek(stack, 2, kArguments).isNone();
+}
+
+void put(Stack& stack, at::Tensor result) {
+  torch::jit::drop(stack, kArguments);
+  stack.emplace_back(std::move(result));
+}
+
+void bernoulli_of_each(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  if (!draws_by_element(*stack)) {
+    return dispatch(op, *stack);
+  }
+  const at::Tensor self = torch::jit::peek(*stack, 0, kArguments).toTensor();
+  const at::Tensor p = torch::jit::peek(*stack, 1, kArguments).toTensor();
+  check_mixing("aten::bernoulli_.Tensor", {self, p});
+  const at::Tensor uniform = at::empty_like(self, self.options().dtype(at::kDouble)).uniform_();
+  put(*stack, self.copy_(uniform.lt(p)));
+}
+
+void bernoulli_of_number(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  if (!draws_by_element(*stack)) {
+    return dispatch(op, *stack);
+  }
+  const at::Tensor self = torch::jit::peek(*stack, 0, kArguments).toTensor();
+  const double p = torch::jit::peek(*stack, 1, kArguments).toDouble();
+  const RandomSourceScope scope(self);
+  put(*stack, at::empty_like(self).bernoulli_(p));
+}
+
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
+  library.impl("bernoulli_.Tensor",
+               torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_each>());
+  library.impl("bernoulli.p", torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_number>());
+}
+
+}  // namespace
+
+// Operators that skip the fallback: they only touch the wrapper, so that there is nothing to plan
+// and no key to encode.
+
+namespace {
+
+at::Tensor detach(const at::Tensor& self) {
+  const auto* impl = as_distributed(self);
+  if (impl == nullptr) {
+    // An operator mode or a MetaDevice scope brings plain tensors here, too.
+    BelowFallback guard;
+    return at::detach(self);
+  }
+  return alias_tensor(*impl, /*allows_change=*/false);
+}
+
+/// Compares global sizes: the wrapper's.
+bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
+  return self.sizes() == other.sizes();
+}
+
+/// Called by set_data, which would give a plain tensor a distributed one's dispatch key.
+bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
+  const bool ours = as_distributed(self) != nullptr;
+  TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
+                ours ? "distributed tensor and a plain one" : "plain tensor and a distributed one",
+                ": assign a new tensor, or copy_ the values");
+  return ours || may_take_state_of(self, from);
+}
+
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
+  library.impl("detach", &detach);
+  library.impl("is_same_size", &is_same_size);
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+
+// set_data calls it with autograd's keys on: for a plain tensor only these lead to this kernel.
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 
 }  // namespace

@@ -26,13 +26,11 @@
 #include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "random/fills.h"
-#include "random/seeded_generator.h"
-#include "rank/below_autograd.h"
+#include "rank/rank.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/key_scopes.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {

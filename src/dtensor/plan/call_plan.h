@@ -1,3 +1,4 @@
+// How a call will be run.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,7 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "forms/form.h"
+#include "lowerings/lowering.h"
+#include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
@@ -28,7 +30,7 @@ enum class CallKind : std::uint8_t {
   kLocal,          ///< the same, with arguments redistributed or rewritten and writes brought back
   kFailTogether,   ///< kLocal; if it throws on one rank, all throw
   kAgreed,         ///< kLocal; then ranks ask each other whether it threw: if so, it runs gathered
-  kForm,           ///< another way to run the operator, which sends less (form.h)
+  kLowering,       ///< another way to run the operator, which sends less (form.h)
   kRandomInplace,  ///< random numbers by the global element, into the tensor
   kNativeDropout,  ///< the same for dropout
   // These depend on what no key has: which tensors the arguments are, whether their gradients are
@@ -95,7 +97,8 @@ struct CallPlan {
   std::vector<Output> outputs;  ///< as ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Form* form = nullptr;  ///< for kForm; of the rest only the mesh and the flags count then
+  const Lowering* lowering =
+      nullptr;  ///< for kLowering; of the rest only the mesh and the flags count then
 };
 
 /// A planned call: the stack holds its arguments, which its results replace.
@@ -131,6 +134,10 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 /// to be the same on every rank are compared, if the call may take them.
 void check_policy(const PlannedCall& call);
 
+/// For an operator that gathers its inputs without a plan: what check_policy does for one with a
+/// plan that has no rule. Not collective.
+void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
+
 /// Throws Error, on all ranks, unless the plain ones among `tensors`, which operator `what` reads,
 /// are equal on the ranks of the mesh. Numbers that a program writes as such (2.0) are. Collective,
 /// between the hosts, if there is any to compare.
@@ -142,3 +149,34 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail
 TESSERA_API_FOR_TEST_END
+
+namespace tessera::detail {
+
+/// The rule of the call's operator, without what the values in this call don't allow: reductions
+/// that their types do not have, sums that would be rounded term by term or scaled to infinity.
+/// nullopt where no rule covers the call. A pure function of what is in the call's key.
+std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
+                                         std::span<const c10::IValue> arguments);
+
+/// The strides of each result of a view operator on whole tensors; nullopt: unknown.
+using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
+
+/// Plans the call as its rule says: where inputs go, what runs on the local tensors and the layouts
+/// of the results.
+void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
+                  const BoundCall& bound, std::span<const c10::IValue> arguments,
+                  GlobalStrides view_strides);
+
+// For any plan.
+
+/// The tensors, by their numbers in `bound`, of the arguments that the operator writes to.
+std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
+
+/// Plans to bring an input to `target`; nullptr: it stays.
+void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target);
+
+/// Finds the written tensors whose value must be copied to them.
+void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
+                 std::span<const ShardingRule::Inplace> inplace);
+
+}  // namespace tessera::detail

@@ -2,15 +2,14 @@
 // file turns the decision into steps for each input, local sizes for arguments, and layouts for
 // results. Everything depends only on the call's key and on this rank's coordinate.
 
-#include "plan/plan_by_rule.h"
+#include "plan/call_plan.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "operators/number_type.h"
+#include "operators/bound_call.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/core/flat_place.h"
 #include "tessera/core/layout_math.h"
 
 namespace tessera::detail {

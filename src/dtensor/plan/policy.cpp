@@ -13,16 +13,15 @@
 #include <fmt/ranges.h>
 
 #include "agreement/agreement.h"
-#include "autograd/leaf_gradient.h"
+#include "autograd/autograd.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
-#include "plan/plan_by_rule.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/gradient_hooks.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 namespace {
@@ -114,15 +113,15 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
 }
 
 /// Once a process, not a rank: threads that are ranks warn together.
-void warn_once(const OperatorInfo& info) {
+void warn_once(const std::string& name) {
   static std::mutex mutex;
   // Never destroyed: a thread may still warn while the process ends.
   static auto& warned = *new std::set<std::string>;
   const std::lock_guard lock(mutex);
-  if (!warned.insert(info.name).second) {
+  if (!warned.insert(name).second) {
     return;
   }
-  TORCH_WARN(info.name,
+  TORCH_WARN(name,
              " has no sharding rule for these arguments: its inputs are gathered and "
              "the result is kept replicated (a StrictScope makes this an error)");
 }
@@ -148,7 +147,7 @@ void check_movement(const PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (!is_strict()) {
     if (!call.plan.has_rule) {
-      warn_once(info);
+      warn_once(info.name);
     }
     return;
   }
@@ -228,6 +227,18 @@ void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at
   });
   if (!tensors.empty()) {
     check_replicated(mesh, what, tensors);
+  }
+}
+
+void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tessera::is_distributed(tensor) || sharding_spec(tensor).layout->is_replicated()) {
+      continue;
+    }
+    TESSERA_CHECK(!is_strict(), name, " has no sharding rule for ",
+                  describe(*as_distributed(tensor)->spec()),
+                  ", and the strict scope refuses to gather: redistribute to Replicate first");
+    return warn_once(name);
   }
 }
 

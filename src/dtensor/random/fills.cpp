@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "rank/rank_thread.h"
+#include "rank/rank.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/distribution.h"
 

@@ -1,11 +1,16 @@
+// Random numbers by the element of the whole tensor.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 
+#include <mutex>
 #include <span>
 
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/random.h"
 
 namespace tessera::detail {
 
@@ -52,5 +57,25 @@ class RandomSourceScope {
   at::Tensor outer_;
 };
 const at::Tensor& random_source();
+
+/// The key of the next random operator of this rank. Each call counts: ranks stay in step
+/// by making the same calls.
+RandomKey next_random_key();
+
+/// For random operators that are gathered (CallPlan::seeded): all ranks run the whole one and must
+/// draw the same. While it lives, the default generator of `device` draws the numbers of `key`.
+/// Ranks that are threads of one process take turns.
+class SeededGenerator {
+ public:
+  SeededGenerator(c10::Device device, RandomKey key);
+  ~SeededGenerator();
+  SeededGenerator(const SeededGenerator&) = delete;
+  SeededGenerator& operator=(const SeededGenerator&) = delete;
+
+ private:
+  std::unique_lock<std::mutex> turn_;
+  at::Generator generator_;
+  at::Tensor outer_;
+};
 
 }  // namespace tessera::detail

@@ -1,14 +1,27 @@
-// Random numbers by the global element (tessera/dtensor/random.h), whatever the part of the batch:
-// for parameters above all.
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
 
-#include "tessera/dtensor/random.h"
+#include <algorithm>
+#include <cstddef>
 
+#include "random/fills.h"
+#include "rank/rank.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/dtensor/sharding_spec.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/kernels/detail/distribution.h"
 
 namespace tessera {
+
+// Random numbers by the global element (tessera/dtensor/random.h), whatever the part of the batch:
+// for parameters above all.
+
 namespace {
 
 /// The rows of `part` in `whole`, with their place in a tensor that has no others.
@@ -78,5 +91,323 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
   TESSERA_CHECK(p >= 0.0 && p <= 1.0, "a probability of ", p, " was asked for");
   fill(tensor, kernels::Bernoulli{p}, key);
 }
+
+// The sequence of random operators of a rank, and libtorch's generator for those that run whole.
+// Every rank counts its own calls; that all make the same is what manual_seed asks of the program.
+
+namespace {
+
+/// The default generators belong to the process, and ranks may be its threads. Held for one
+/// operator on local tensors, which waits for no other rank.
+std::mutex& turns() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+}  // namespace
+
+void manual_seed(std::uint64_t seed) {
+  set_random_state({seed, 0});
+}
+RandomState random_state() {
+  const auto rank = detail::RankState::here();
+  const std::lock_guard lock(rank->mutex);
+  return rank->random;
+}
+void set_random_state(RandomState state) {
+  const auto rank = detail::RankState::here();
+  const std::lock_guard lock(rank->mutex);
+  rank->random = state;
+}
+
+namespace detail {
+
+RandomKey next_random_key() {
+  // A separate stream: a program's streams are named for its parameters.
+  const auto rank = RankState::here();
+  const std::lock_guard lock(rank->mutex);
+  return {rank->random.seed, substream(stream_of("at::"), rank->random.calls++)};
+}
+
+SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
+    : turn_(turns()),
+      generator_(at::globalContext().defaultGenerator(device)),
+      outer_(generator_.get_state()) {
+  // The generator's own lock, since libtorch draws from it elsewhere in the process. One number is
+  // all the seed that it takes.
+  std::lock_guard lock(generator_.mutex());
+  generator_.set_current_seed(key.seed ^ key.stream);
+}
+
+SeededGenerator::~SeededGenerator() {
+  // The program's own draws from libtorch's generator do not depend on this seed.
+  generator_.set_state(outer_);
+}
+
+// Which elements of one rank's tensor a rank draws for. For the batch, the rows of the forward tell
+// (BatchRows), by the convention that dimension 0 is the batch; for other dimensions a layout does.
+// Except for its rows, a plain tensor is the same on every rank.
+
+namespace {
+
+bool replays_here() {
+  const ActiveRandomRegion* here =
+      CarriedScope<Carried::kRandomRegion, ActiveRandomRegion>::active();
+  return here != nullptr && here->replays;
+}
+
+bool is_parameter(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
+}
+
+/// Boxes rather than one offset: a shard may be several ranges of the global tensor.
+RandomPlace place_of_shard(const at::Tensor& tensor) {
+  const ShardingSpec& spec = sharding_spec(tensor);
+  TESSERA_CHECK(
+      !spec.layout->is_partial(), "random numbers for a tensor of layout ", to_string(*spec.layout),
+      " were asked for, but a pending reduction has no elements yet; redistribute it first");
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  std::vector<Box> boxes = owned_boxes(*spec.layout, sizes, spec.mesh.coordinate());
+  return {{std::move(boxes), std::move(sizes)},
+          local_tensor(tensor).sizes().vec(),
+          !spec.layout->is_replicated()};
+}
+
+}  // namespace
+
+RandomPlace own_place(const at::Tensor& tensor) {
+  if (tessera::is_distributed(tensor)) {
+    return place_of_shard(tensor);
+  }
+  return {kernels::GlobalPlace::whole(tensor.sizes().vec()), tensor.sizes().vec()};
+}
+
+void fill_random(const at::Tensor& local, const RandomPlace& place,
+                 const kernels::Distribution& distribution, RandomKey key) {
+  const kernels::PhiloxKey philox{key.seed, key.stream};
+  // Detached, so that a parameter can be filled: autograd has nothing to do with it.
+  const at::Tensor plain = local.detach();
+  if (plain.sizes() == c10::IntArrayRef(place.local_sizes)) {
+    return kernels::fill_random(plain, place.elements, distribution, philox);
+  }
+  const at::Tensor values = plain.contiguous().view(place.local_sizes);
+  kernels::fill_random(values, place.elements, distribution, philox);
+  if (!plain.is_contiguous()) {
+    plain.copy_(values.view(plain.sizes()));
+  }
+}
+
+// The batch.
+
+BatchRows::BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes)
+    : dims_(std::move(dims)), sizes_(std::move(sizes)) {
+  for (const DeviceMesh& dim : dims_) {
+    ranks_ *= dim.size();
+  }
+}
+
+std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
+  if (index_ >= 0 || settled_ || ranks_ == 1) {
+    return values;
+  }
+  settled_ = true;
+  // The innermost dimension first, whose ranks' rows are consecutive.
+  std::int64_t rows = sizes_ ? sizes_->front() : 0;
+  values.push_back(rows == 1 ? 1 : 0);
+  for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
+    if (dim->size() == 1) {
+      continue;
+    }
+    // The rows behind the values.
+    values.push_back(std::exchange(rows, 0));
+    const auto all = comm::gather_on_hosts(dim->group(), values);
+    values.pop_back();
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (rank == static_cast<std::size_t>(dim->local_rank())) {
+        before_ += rows;
+      }
+      rows += all[rank].back();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = std::max(values[i], all[rank][i]);
+      }
+    }
+  }
+  any_has_one_ = values.back() != 0;
+  values.pop_back();
+  return values;
+}
+
+/// A tensor made of sizes alone has rows if its sizes match the input's: its first dimension is the
+/// input's, or the input's first ones folded.
+bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
+  const std::int64_t rows = sizes_->front();
+  const auto refuse = [&](const char* why) {
+    fail(call.name, " draws for ", sizes, " in a forward on ", ranks_, " data-parallel ranks, of ",
+         "which this one has ", rows, rows == 1 ? " row" : " rows", " of the batch, and ", why,
+         ": which of one rank's numbers these are is not known; put the batch first, draw in the "
+         "sizes of one of the forward's tensors (rand_like), or say with a BatchPart which part "
+         "this is, BatchPart(0, 1) for what all rows share");
+  };
+  if (sizes.empty() || is_parameter(call.source)) {
+    return false;
+  }
+  // On that rank the two are the same. All refuse, so that none waits for it.
+  const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
+  if (!call.source.defined() && any_has_one_ && may_be_one_row) {
+    refuse("a rank has just one, on which no size shows whether this is drawn for rows");
+  }
+  if (rows == 0) {
+    return false;
+  }
+  const bool divides = sizes[0] % rows == 0;
+  if (!divides) {
+    // What all rows share may have any size; what is computed from rows has theirs, or one for all.
+    if (call.source.defined() && sizes[0] != 1) {
+      refuse("its first dimension is not a multiple of that");
+    }
+    return false;
+  }
+  std::int64_t folded = 1;
+  const bool like_input = std::ranges::any_of(*sizes_, [&](std::int64_t size) {
+    folded *= size;
+    return sizes[0] == folded;
+  });
+  // (sequence, batch, features): within an operator that turns its input round. With one row the
+  // sequence is as long as the input folded.
+  if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
+    refuse("its second dimension may be the batch");
+  }
+  if (call.source.defined()) {
+    return true;
+  }
+  if (!like_input) {
+    refuse("its first dimension may be that or another");
+  }
+  return true;
+}
+
+void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes) {
+  const std::int64_t numel = c10::multiply_integers(sizes);
+  if (ranks_ == 1) {
+    return;
+  }
+  if (index_ >= 0) {
+    place.elements.first_element = index_ * numel;
+    place.is_part = true;
+    return;
+  }
+  TESSERA_CHECK(
+      sizes_, call.name, " draws random numbers in a forward on ", ranks_,
+      " data-parallel ranks that was given no tensor with rows: which part of the batch "
+      "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
+  settle();
+  if (begins_with_rows(call, sizes)) {
+    // All rows have equally many elements, also those of ranks with another number of rows.
+    place.elements.first_element = before_ * (numel / sizes_->front());
+    place.is_part = true;
+  }
+}
+
+// The region.
+
+RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
+                           DeviceMesh replicated_on)
+    : outer_(std::move(outer)), rows_(std::move(rows)), replicated_on_(std::move(replicated_on)) {
+  if (outer_ == nullptr) {
+    return;
+  }
+  // A BatchPart says for which elements plain tensors are drawn, whatever was handed out before.
+  hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
+  rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
+}
+
+bool RandomRegion::replicates_on(const DeviceMesh& mesh) const {
+  return (replicated_on_ && replicated_on_ == mesh) ||
+         (outer_ != nullptr && outer_->replicates_on(mesh));
+}
+
+void RandomRegion::note_part() {
+  for (RandomRegion* region = this; region != nullptr; region = region->outer_.get()) {
+    region->hands_out_parts_ = true;
+  }
+}
+
+RandomPlace RandomRegion::place_of(const RandomCall& call) {
+  auto& places = outermost().places_;
+  const std::pair key(call.id.seed, call.id.stream);
+  if (replays_here()) {
+    const auto found = places.find(key);
+    if (found != places.end()) {
+      return found->second;
+    }
+  }
+  RandomPlace place = find_place(call);
+  if (c10::GradMode::is_enabled()) {  // a recomputation may come
+    places.insert_or_assign(key, place);
+  }
+  return place;
+}
+
+RandomPlace RandomRegion::find_place(const RandomCall& call) const {
+  const bool plain = !tessera::is_distributed(call.tensor);
+  TESSERA_CHECK(
+      !plain || !hands_out_parts_ || call.tensor.numel() <= 1 || plain_tensors_are_replicated(),
+      call.name, " draws for a plain tensor ", call.tensor.sizes(),
+      " after a distributed one has handed out its local part (to_local, "
+      "use_local_output): for which elements this rank draws is not known; keep the "
+      "tensor distributed, say with a BatchPart which part it is, or draw in a "
+      "ReplicationScope if it is the same on all ranks");
+  RandomPlace place = own_place(call.tensor);
+  if (rows_ != nullptr) {
+    rows_->move(place, call, call.tensor.sizes());
+  }
+  return place;
+}
+
+const RandomRegionPtr& random_region() {
+  static const RandomRegionPtr none;
+  const ActiveRandomRegion* here =
+      CarriedScope<Carried::kRandomRegion, ActiveRandomRegion>::active();
+  return here != nullptr ? here->region : none;
+}
+
+RandomPlace random_place(const RandomCall& call) {
+  if (const RandomRegionPtr& region = random_region()) {
+    return region->place_of(call);
+  }
+  return own_place(call.tensor);
+}
+
+bool plain_is_replicated_on(const DeviceMesh& mesh) {
+  if (plain_tensors_are_replicated()) {
+    return true;
+  }
+  const RandomRegionPtr& region = random_region();
+  return region != nullptr && region->replicates_on(mesh);
+}
+
+LocalPartsScope::LocalPartsScope()
+    : region_(random_region()), before_(region_ != nullptr && region_->hands_out_parts_) {}
+
+LocalPartsScope::~LocalPartsScope() {
+  for (RandomRegion* region = region_.get(); region != nullptr; region = region->outer_.get()) {
+    region->hands_out_parts_ = before_;
+  }
+}
+
+RandomRegionScope::RandomRegionScope(RandomRegionPtr region, bool replays)
+    : scope_({std::move(region), replays || replays_here()}),
+      guard_(random_region() != nullptr ? c10::DispatchKeySet(kRandomKey) : c10::DispatchKeySet()) {
+}
+
+}  // namespace detail
+
+BatchPart::BatchPart(std::int64_t index, std::int64_t count) {
+  TESSERA_CHECK(index >= 0 && index < count, "part ", index, " of ", count, " was asked for");
+  scope_ = std::make_unique<detail::RandomRegionScope>(std::make_shared<detail::RandomRegion>(
+      detail::random_region(), std::make_shared<detail::BatchRows>(index, count)));
+}
+
+BatchPart::~BatchPart() = default;
 
 }  // namespace tessera

@@ -8,9 +8,8 @@
 #include <limits>
 #include <utility>
 
-#include "rank/below_autograd.h"
-#include "rank/rank_state.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "rank/rank.h"
+#include "tessera/dtensor/detail/transfers.h"
 
 namespace tessera::detail {
 

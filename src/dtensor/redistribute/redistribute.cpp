@@ -1,28 +1,33 @@
-// Runs the plans of core's planner (tessera/core/redistribute_plan.h) on local tensors: a
-// redistribution is planned once, and its steps are the functions of redistribute_steps.cpp. Both
-// the program's own redistributions and those of operators' arguments
-// (execute/localize_arguments.cpp) end here.
-
-#include "redistribute/redistribute.h"
-
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "agreement/agreement.h"
-#include "rank/below_autograd.h"
+#include "rank/rank.h"
+#include "redistribute/redistribute.h"
 #include "redistribute/redistribute_steps.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/bounded_cache.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/sharding_spec.h"
 
 namespace tessera::detail {
+
+// Runs the plans of core's planner (tessera/core/redistribute_plan.h) on local tensors: a
+// redistribution is planned once, and its steps are the functions of redistribute_steps.cpp. Both
+// the program's own redistributions and those of operators' arguments
+// (execute/localize_arguments.cpp) end here.
+
 namespace {
 
 /// A bound on memory: a spec has the sizes, so a program whose sizes change never stops making
@@ -182,4 +187,123 @@ at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec
   return run_plan(*plan_for(spec, target), local, spec->sharding.mesh, spec->sizes);
 }
 
+at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target) {
+  const BelowAutograd guard;
+  const DeviceMesh& mesh = target.mesh;
+  const at::Tensor whole = mesh.coordinate() == mesh.shape().coordinate(source)
+                               ? tensor.contiguous().clone()
+                               : at::empty(tensor.sizes(), tensor.options());
+  if (mesh.size() > 1 && whole.numel() > 0 && !whole.is_meta()) {
+    flush_pending_transfers(mesh.group_of_all_ranks()).broadcast(whole, source)->wait();
+  }
+  const auto sizes = tensor.sizes().vec();
+  const ShardingSpec replicated{
+      mesh, Layout::replicated(mesh.shape().sizes(), static_cast<int>(tensor.dim()))};
+  return redistribute_local(
+      whole, intern_spec({replicated, sizes, contiguous_strides(sizes), tensor.scalar_type()}),
+      target.layout);
+}
+
+// Sums that tensor parallelism still needs for many small gradients, in one all-reduce. FSDP's
+// reduction of a group adds them (fsdp/parameter_group/gradient_reduction.cpp); the object is in
+// the context that its units share.
+
+comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {
+  const ShardingSpec& from = sharding_spec(gradient);
+  const ShardingSpec& to = sharding_spec(leaf);
+  const std::vector<PartialDim>& partial = from.layout->partial();
+  // Layouts are interned: comparing what is left without the partial is comparing pointers. A mean
+  // or a product is not added up with others.
+  const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
+                        Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
+  return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
+}
+
+void DeferredSums::add(comm::Communicator& group, at::Tensor value, Then then, const void* owner) {
+  // One call reduces one type. A job has few groups and types, so the search is linear.
+  const auto same = [&](const Bucket& bucket) {
+    return bucket.group == &group && bucket.dtype == value.scalar_type();
+  };
+  auto bucket = std::ranges::find_if(buckets_, same);
+  if (bucket == buckets_.end()) {
+    bucket = buckets_.insert(buckets_.end(), Bucket{&group, value.scalar_type(), {}});
+  }
+  bucket->terms.push_back({std::move(value), std::move(then), owner});
+}
+
+void DeferredSums::forget(const void* owner) {
+  for (Bucket& bucket : buckets_) {
+    std::erase_if(bucket.terms, [owner](const Term& term) { return term.owner == owner; });
+  }
+  std::erase_if(buckets_, [](const Bucket& bucket) { return bucket.terms.empty(); });
+}
+
+void DeferredSums::run() {
+  // Taken out first: a `then` may add(), and what failed is not sent again.
+  const std::vector<Bucket> buckets = std::exchange(buckets_, {});
+  std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
+}
+
+/// Ranks identify a term by its place alone: they must have added in one order. Costs one copy;
+/// each `then` gets a view of the sums.
+void DeferredSums::run(const Bucket& bucket) {
+  std::vector<at::Tensor> flat;
+  for (const Term& term : bucket.terms) {
+    flat.push_back(term.value.reshape({-1}));
+  }
+  const at::Tensor sums = at::cat(flat);
+  const comm::CallerScope caller("sum of the gradients of replicated parameters");
+  flush_pending_transfers(*bucket.group).all_reduce(sums, ReduceOp::kSum)->wait();
+  std::int64_t offset = 0;
+  for (const Term& term : bucket.terms) {
+    const std::int64_t numel = term.value.numel();
+    term.then(sums.narrow(0, offset, numel).view(term.value.sizes()));
+    offset += numel;
+  }
+}
+
 }  // namespace tessera::detail
+
+namespace tessera {
+
+// A program's view of its collectives. The world counts all of them, with or without a scope: the
+// decorator around every group does (comm/checked/). So a scope is the difference between two
+// readings of the same table; only the list of single calls is recorded for it.
+
+CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
+    : world_(mesh.world()), before_(world_->traffic().table()), recorder_(world_->traffic()) {}
+
+comm::TrafficTable CommunicationScope::table() const {
+  return world_->traffic().since(before_);
+}
+
+comm::Traffic CommunicationScope::total() const {
+  return comm::total(table());
+}
+
+comm::Traffic CommunicationScope::total(const std::string& mesh_dim) const {
+  return comm::total(table(), mesh_dim);
+}
+
+std::string CommunicationScope::report() const {
+  std::string text =
+      fmt::format("{:12} {:16} {:>8} {:>14}\n", "dimension", "collective", "calls", "bytes");
+  for (const auto& [key, traffic] : table()) {
+    text += fmt::format("{:12} {:16} {:>8} {:>14}\n", key.first, key.second, traffic.calls,
+                        traffic.bytes);
+  }
+  return text;
+}
+
+std::string CommunicationScope::listing() const {
+  std::string text = fmt::format("{:>6} {:12} {:16} {:>14} {}\n", "call", "dimension", "collective",
+                                 "bytes", "for");
+  int number = 0;
+  for (const auto& call : calls()) {
+    text += fmt::format("{:>6} {:12} {:16} {:>14} {}\n", ++number, call.group, call.collective,
+                        call.bytes, call.purpose);
+  }
+  return text;
+}
+
+}  // namespace tessera

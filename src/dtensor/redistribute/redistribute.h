@@ -42,17 +42,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
 /// Plans and runs the redistribution of a tensor of `spec` to `target`.
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
-// To another mesh, and from one rank to all (cross_mesh_redistribute.cpp).
-
-/// The local tensor of a tensor of `spec` after a redistribution to `target` on another mesh; see
-/// DistributedTensor::redistribute. Collective over the larger mesh, unless every rank has what it
-/// needs. Below autograd.
-at::Tensor cross_mesh_redistribute(const at::Tensor& local, const TensorSpecPtr& spec,
-                                   const ShardingSpec& target);
-
 /// The local tensor of `tensor`, laid out as `target`. The values are those of the rank at position
 /// `source` of the target's mesh; of the other ranks' tensors only sizes and type count. Collective
-/// over the mesh. Below autograd.
+/// over the mesh: one broadcast of the whole tensor. Below autograd.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
 
 }  // namespace tessera::detail

@@ -1,27 +1,30 @@
-// The table of interned specs, and the arithmetic of strides and sizes that specs need. Interning
-// costs a hash and a lock where a spec is made; in return every later comparison, above all that of
-// call keys, is one of addresses.
-
-#include "tensor/tensor_spec.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/reverse.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <functional>
 #include <mutex>
 #include <numeric>
-#include <range/v3/view/enumerate.hpp>
-#include <range/v3/view/reverse.hpp>
-#include <range/v3/view/zip.hpp>
+#include <ostream>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
+#include "tensor/distributed_impl.h"
+#include "tensor/tensor_spec.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
+#include "tessera/dtensor/sharding_spec.h"
 
 namespace tessera::detail {
+
+// The table of interned specs, and the arithmetic of strides and sizes that specs need. Interning
+// costs a hash and a lock where a spec is made; in return every later comparison, above all that of
+// call keys, is one of addresses.
+
 namespace {
 
 /// The hash of all that == compares. Layouts are interned, and a mesh is identified by its address.
@@ -230,3 +233,36 @@ std::string describe(const TensorSpec& spec) {
 }
 
 }  // namespace tessera::detail
+
+namespace tessera {
+
+std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec) {
+  return stream << spec.mesh << ", " << spec.layout;
+}
+
+bool detail::IsDistributed::operator()(const at::Tensor& tensor) const {
+  return tensor.defined() && detail::as_distributed(tensor) != nullptr;
+}
+
+const ShardingSpec& sharding_spec(const at::Tensor& tensor) {
+  return detail::impl_of_distributed(tensor).spec()->sharding;
+}
+
+const at::Tensor& local_tensor(const at::Tensor& tensor) {
+  const auto* impl = tensor.defined() ? detail::as_distributed(tensor) : nullptr;
+  if (impl == nullptr) {
+    return tensor;
+  }
+  detail::check_readable(*impl, "local_tensor()");
+  return impl->local();
+}
+
+/// Not compared between ranks: layers of the library call it in the middle of a step, with sizes
+/// that ranks have agreed on.
+at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
+                            std::vector<std::int64_t> sizes) {
+  detail::check_local(local, spec, sizes);
+  return detail::wrap_local(detail::dense_local(local.detach(), spec, sizes), spec, sizes);
+}
+
+}  // namespace tessera

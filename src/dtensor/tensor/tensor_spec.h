@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/dtensor/sharding_spec.h"
-#include "tessera/internals/detail/shape_geometry.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
 

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant_
 }
 
 bool are_aligned(const void* data, const HeadStrides& s, Element type) {
-  const std::int64_t all = s.batch | s.position | s.group | s.head;
+  const std::int64_t all = s.batch | s.position | s.head;
   return is_aligned(data, 2, all, type);
 }
 
@@ -38,7 +38,7 @@ bool halves_are_aligned(const Rotary& call, Element type) {
 std::int64_t most_heads(const Rotary& call) {
   std::int64_t heads = 1;
   for (const RotaryHeads& part : call.parts) {
-    heads = std::max(heads, part.groups * part.heads);
+    heads = std::max(heads, part.heads);
   }
   return heads;
 }

@@ -1,5 +1,5 @@
-// Rotary position embedding of the heads of a position, forward and transposed: of queries and keys
-// at once, and with them of values that lie in the same product.
+// Rotary position embedding of the heads of a position, forward and transposed, of queries and keys
+// at once.
 #pragma once
 
 #include "device/vectors.h"
@@ -10,24 +10,21 @@ namespace tessera::kernels {
 struct HeadStrides {
   std::int64_t batch = 0;
   std::int64_t position = 0;
-  std::int64_t group = 0;
   std::int64_t head = 0;
 };
 
-/// Heads of every position: `groups` of `heads` each, of 2 * half consecutive elements.
+/// The heads of every position, of 2 * half consecutive elements each.
 struct RotaryHeads {
   const void* x = nullptr;
   void* out = nullptr;
   HeadStrides from = {};
   HeadStrides to = {};
-  std::int64_t groups = 1;
   std::int64_t heads = 0;
-  bool turned = true;  ///< false: copied
 };
 
-constexpr int kMostRotaryParts = 3;
+constexpr int kMostRotaryParts = 2;
 
-/// Queries, keys, and values, or the first of them, of positions (batch, sequence). The tables are
+/// Queries and keys, or one of them, of positions (batch, sequence). The tables are
 /// dense and fp32: (sequence, 2 * half). With vectors of N elements, `half` is a multiple of N.
 struct Rotary {
   RotaryHeads parts[kMostRotaryParts] = {};  ///< without heads: none
@@ -43,7 +40,7 @@ struct Rotary {
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
-    heads += part.groups * part.heads;
+    heads += part.heads;
   }
   return heads;
 }
@@ -105,24 +102,18 @@ template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,
                                       const RotaryTables<N>& tables, const RotaryShare& share) {
-  // Counted, and divided, as 32 bits: a position has fewer heads.
-  const auto of_group = static_cast<int>(part.heads);
-  const auto heads = static_cast<int>(part.groups) * of_group;
-  const auto offset_of = [of_group](const HeadStrides& strides, int head) {
-    const int group = head / of_group;
-    return group * strides.group + (head - group * of_group) * strides.head;
-  };
+  // 32 bits are enough to count the heads of a position.
+  const auto heads = static_cast<int>(part.heads);
   const T* const x =
       static_cast<const T*>(part.x) + sample * part.from.batch + place * part.from.position + i;
   T* const out = static_cast<T*>(part.out) + sample * part.to.batch + place * part.to.position + i;
   for (int head = share.first_head; head < heads; head += share.head_step) {
-    const T* const from = x + offset_of(part.from, head);
-    T* const to = out + offset_of(part.to, head);
+    const T* const from = x + head * part.from.head;
+    T* const to = out + head * part.to.head;
     const Floats<N> x1 = load<N>(from, N);
     const Floats<N> x2 = load<N>(from + p.half, N);
-    // A type's elements are exact in fp32: what is copied stays.
-    store(to, part.turned ? turned(x1, tables.cos1, x2, tables.sin1) : x1, N);
-    store(to + p.half, part.turned ? turned(x2, tables.cos2, x1, tables.sin2) : x2, N);
+    store(to, turned(x1, tables.cos1, x2, tables.sin1), N);
+    store(to + p.half, turned(x2, tables.cos2, x1, tables.sin2), N);
   }
 }
 

@@ -1,27 +1,372 @@
-// A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and only a
-// FakeMode includes: every operator that a program runs arrives here, with local tensors.
-
-#include "tessera/kernels/fake_mode.h"
-
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
-#include "fake/fake_observer.h"
 #include "fake/fake_operators.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/wrapped_number.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {
+
+// Classifies operators by their schemas, and has rules for the few that have no meta kernel in
+// libtorch's C++ (it has them in Python). The rules serve meta tensors as well, from which plans
+// are recorded.
+
+namespace {
+
+using torch::jit::Stack;
+using Sizes = std::vector<std::int64_t>;
+
+/// In front of the results: the arguments.
+using Arguments = c10::ArrayRef<c10::IValue>;
+using Rule = std::vector<at::Tensor> (*)(Arguments);
+
+std::vector<at::Tensor> index_select(Arguments arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  Sizes sizes = self.sizes().vec();
+  if (!sizes.empty()) {
+    sizes[static_cast<std::size_t>(c10::maybe_wrap_dim(arguments[1].toInt(), self.dim()))] =
+        arguments[2].toTensor().numel();
+  }
+  return {at::empty(sizes, self.options())};
+}
+
+std::vector<at::Tensor> embedding_dense_backward(Arguments arguments) {
+  const at::Tensor& grad = arguments[0].toTensor();
+  return {at::empty({arguments[2].toInt(), grad.size(-1)}, grad.options())};
+}
+
+std::vector<at::Tensor> where(Arguments arguments) {
+  const at::Tensor& condition = arguments[0].toTensor();
+  const at::Tensor& self = arguments[1].toTensor();
+  const at::Tensor& other = arguments[2].toTensor();
+  const auto sizes = at::infer_size(condition.sizes(), at::infer_size(self.sizes(), other.sizes()));
+  return {at::empty(
+      sizes, self.options().dtype(at::promote_types(self.scalar_type(), other.scalar_type())))};
+}
+
+/// Memory as (batch, tokens, heads, width), as the kernel makes it.
+at::Tensor by_tokens(const at::Tensor& like) {
+  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
+      .transpose(1, 2);
+}
+
+/// (batch, heads, tokens, width) and the logarithms of the sums, one for each row of scores.
+std::vector<at::Tensor> flash_attention(Arguments arguments) {
+  const at::Tensor& query = arguments[0].toTensor();
+  const auto type = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return {by_tokens(query),
+          at::empty({query.size(0), query.size(2), query.size(1)}, query.options().dtype(type))
+              .transpose(1, 2)};
+}
+
+std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
+  return {by_tokens(arguments[1].toTensor()), by_tokens(arguments[2].toTensor()),
+          by_tokens(arguments[3].toTensor())};
+}
+
+/// input, weight, bias, stride, padding, dilation, transposed, output padding, groups.
+std::vector<at::Tensor> convolution(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  const at::Tensor& weight = arguments[1].toTensor();
+  const auto each = [&](std::size_t i) {  // one number is for all dimensions
+    Sizes numbers = arguments[i].toIntVector();
+    numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
+    return numbers;
+  };
+  const tessera::detail::Convolution of{.stride = each(3),
+                                        .padding = each(4),
+                                        .dilation = each(5),
+                                        .transposed = arguments[6].toBool(),
+                                        .output_padding = each(7),
+                                        .groups = arguments[8].toInt()};
+  return {at::empty(tessera::detail::convolution_sizes(input.sizes(), weight.sizes(), of),
+                    input.options())};
+}
+
+/// One of a backward's results, if the flags want it.
+at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
+                     at::IntArrayRef sizes) {
+  return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
+}
+
+/// gradient, input, weight, sizes of the bias, ..., which are wanted.
+std::vector<at::Tensor> convolution_backward(Arguments arguments) {
+  const at::Tensor& gradient = arguments[0].toTensor();
+  const at::Tensor& input = arguments[1].toTensor();
+  const at::Tensor& weight = arguments[2].toTensor();
+  return {if_wanted(arguments[10], 0, input, input.sizes()),
+          if_wanted(arguments[10], 1, weight, weight.sizes()),
+          if_wanted(arguments[10], 2, gradient, {gradient.size(1)})};
+}
+
+/// input, weight, bias, running mean and variance, whether in training, ...
+std::vector<at::Tensor> batch_norm(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  const std::int64_t kept = arguments[5].toBool() ? input.size(1) : 0;
+  return {at::empty(input.sizes(), input.options()), at::empty({kept}, input.options()),
+          at::empty({kept}, input.options())};
+}
+
+std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
+  const at::Tensor& input = arguments[1].toTensor();
+  return {if_wanted(arguments[9], 0, input, input.sizes()),
+          if_wanted(arguments[9], 1, input, {input.size(1)}),
+          if_wanted(arguments[9], 2, input, {input.size(1)})};
+}
+
+/// input, weight, bias, batch, channels, elements, groups, ... Newer libtorch composes it on the
+/// meta device of operators that lack a kernel there.
+std::vector<at::Tensor> group_norm(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
+  return {at::empty(input.sizes(), input.options()), at::empty(groups, input.options()),
+          at::empty(groups, input.options())};
+}
+
+/// gradient, input, mean, rstd, weight, batch, channels, ..., which are wanted.
+std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
+  const at::Tensor& input = arguments[1].toTensor();
+  const Sizes channels{arguments[6].toInt()};
+  return {if_wanted(arguments[9], 0, input, input.sizes()),
+          if_wanted(arguments[9], 1, input, channels), if_wanted(arguments[9], 2, input, channels)};
+}
+
+/// input, normalised sizes, weight, bias, eps. The statistics are of the weight's type.
+std::vector<at::Tensor> layer_norm(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  Sizes kept = input.sizes().vec();
+  std::fill(kept.end() - std::ssize(arguments[1].toIntVector()), kept.end(), 1);
+  const at::TensorOptions statistics =
+      arguments[2].isNone() ? input.options() : arguments[2].toTensor().options();
+  return {at::empty(input.sizes(), input.options()), at::empty(kept, statistics),
+          at::empty(kept, statistics)};
+}
+
+/// gradient, input, normalised sizes, mean, rstd, weight, bias, which are wanted.
+std::vector<at::Tensor> layer_norm_backward(Arguments arguments) {
+  const at::Tensor& input = arguments[1].toTensor();
+  const Sizes sizes = arguments[2].toIntVector();
+  return {if_wanted(arguments[7], 0, input, input.sizes()),
+          if_wanted(arguments[7], 1, input, sizes), if_wanted(arguments[7], 2, input, sizes)};
+}
+
+std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
+  const at::Tensor& self = arguments[1].toTensor();
+  return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
+}
+
+/// self, the other factor, scales of both, bias, scale of the result, its type, ...
+std::vector<at::Tensor> scaled_product(Arguments arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  const at::ScalarType type =
+      arguments[6].isNone() ? self.scalar_type() : arguments[6].toScalarType();
+  return {at::empty({self.size(0), arguments[1].toTensor().size(1)}, self.options().dtype(type))};
+}
+
+/// (..., height, width) and the two new ones.
+std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  Sizes sizes = self.sizes().vec();
+  std::ranges::copy(arguments[1].toIntVector(), sizes.end() - 2);
+  return {at::empty(sizes, self.options())};
+}
+
+std::vector<at::Tensor> as_first(Arguments arguments) {
+  const at::Tensor& first = arguments[0].toTensor();
+  return {at::empty(first.sizes(), first.options())};
+}
+
+std::vector<at::Tensor> as_second(Arguments arguments) {
+  const at::Tensor& second = arguments[1].toTensor();
+  return {at::empty(second.sizes(), second.options())};
+}
+
+struct Named {
+  std::string_view name;  ///< with the overload
+  Rule rule;
+};
+constexpr std::array kRules{
+    Named{"aten::index_select", &index_select},
+    Named{"aten::embedding_dense_backward", &embedding_dense_backward},
+    Named{"aten::where.self", &where},
+    Named{"aten::_scaled_mm", &scaled_product},
+    Named{"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention},
+    Named{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward},
+    Named{"aten::convolution", &convolution},
+    Named{"aten::convolution_backward", &convolution_backward},
+    Named{"aten::native_batch_norm", &batch_norm},
+    Named{"aten::native_batch_norm_backward", &batch_norm_backward},
+    Named{"aten::native_group_norm", &group_norm},
+    Named{"aten::native_group_norm_backward", &group_norm_backward},
+    Named{"aten::native_layer_norm", &layer_norm},
+    Named{"aten::native_layer_norm_backward", &layer_norm_backward},
+    Named{"aten::mse_loss_backward", &mse_loss_backward},
+    Named{"aten::_adaptive_avg_pool2d", &adaptive_pool},
+    Named{"aten::_adaptive_avg_pool2d_backward", &as_second},
+    Named{"aten::flip", &as_first},
+    Named{"aten::hardswish", &as_first},
+    Named{"aten::hardswish_backward", &as_first},
+    Named{"aten::hardtanh", &as_first},
+    Named{"aten::hardtanh_backward", &as_first},
+    Named{"aten::native_dropout_backward", &as_first},
+    Named{"aten::relu", &as_first},
+    Named{"aten::roll", &as_first}};
+
+std::string full_name(const c10::OperatorHandle& op) {
+  const c10::OperatorName& name = op.operator_name();
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+c10::OperatorName parse_name(std::string_view full) {
+  const std::size_t dot = std::min(full.find('.'), full.size());
+  return {std::string(full.substr(0, dot)),
+          std::string(dot < full.size() ? full.substr(dot + 1) : "")};
+}
+
+const Named* rule_of(const c10::OperatorHandle& op) {
+  const auto* const found = std::ranges::find(kRules, full_name(op), &Named::name);
+  return found == kRules.end() ? nullptr : found;
+}
+
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+/// Changes what a tensor is, or looks at it, without its values.
+bool is_about_sizes(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  const auto returns_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !writes(result);
+  };
+  const auto is_tensor = [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  };
+  return op.hasTag(at::Tag::inplace_view) || std::ranges::any_of(schema.returns(), returns_view) ||
+         (!schema.returns().empty() && std::ranges::none_of(schema.returns(), is_tensor));
+}
+
+bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
+  return op.hasKernelForDispatchKey(key);
+}
+
+FakeKind classify(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (schema.name() == "aten::_local_scalar_dense") {
+    return FakeKind::kItem;
+  }
+  // The one operator made of others that writes memory itself.
+  if (schema.name() == "aten::copy_") {
+    return FakeKind::kInPlace;
+  }
+  if (rule_of(op) != nullptr) {
+    return FakeKind::kOwnRule;
+  }
+  if (is_about_sizes(op) || has(op, c10::DispatchKey::CompositeImplicitAutograd) ||
+      has(op, c10::DispatchKey::CompositeExplicitAutograd)) {
+    return FakeKind::kThrough;
+  }
+  if (std::ranges::any_of(schema.arguments(), &c10::Argument::is_out)) {
+    return FakeKind::kOut;
+  }
+  if (std::ranges::all_of(schema.returns(), writes)) {
+    return FakeKind::kInPlace;
+  }
+  return has(op, c10::DispatchKey::Meta) ? FakeKind::kMeta : FakeKind::kUnknown;
+}
+
+}  // namespace
+
+FakeKind fake_kind(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, FakeKind> known;
+  const auto [entry, is_new] = known.try_emplace(&op.schema());
+  if (is_new) {
+    entry->second = classify(op);
+  }
+  return entry->second;
+}
+
+void make_fake_results(const c10::OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  std::vector<at::Tensor> results = rule_of(op)->rule(torch::jit::last(stack, count));
+  torch::jit::drop(stack, count);
+  for (at::Tensor& result : results) {
+    stack.emplace_back(std::move(result));
+  }
+}
+
+namespace {
+
+void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  make_fake_results(op, *stack);
+}
+
+/// Operators on elements by whose out= libtorch computes others (abs, logical_or_).
+constexpr std::array<std::string_view, 6> kOutOfElements{
+    "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
+    "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
+
+/// Gives `out`, which is the last argument, the sizes of the others.
+void run_out_of_elements(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const std::vector<c10::IValue> arguments =
+      torch::jit::last(*stack, op.schema().arguments().size()).vec();
+  Sizes sizes;
+  for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
+    sizes = at::infer_size(sizes, arguments[i].toTensor().sizes());
+  }
+  const at::Tensor& out = arguments.back().toTensor();
+  if (out.sizes() != sizes) {
+    out.resize_(sizes);
+  }
+  torch::jit::drop(*stack, arguments.size());
+  stack->emplace_back(out);
+}
+
+void implement_if_missing(torch::Library& library, std::string_view name,
+                          torch::CppFunction kernel) {
+  const auto op = c10::Dispatcher::singleton().findOp(parse_name(name));
+  if (op && !has(*op, c10::DispatchKey::Meta)) {
+    library.impl(std::string(name).c_str(), std::move(kernel));
+  }
+}
+
+/// The same on the meta device. In a program with Python, its kernels are there already.
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  for (const Named& each : kRules) {
+    implement_if_missing(library, each.name,
+                         torch::CppFunction::makeFromBoxedFunction<&run_rule>());
+  }
+  for (const std::string_view name : kOutOfElements) {
+    implement_if_missing(library, name,
+                         torch::CppFunction::makeFromBoxedFunction<&run_out_of_elements>());
+  }
+}
+
+}  // namespace
+
+// A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and only a
+// FakeMode includes: every operator that a program runs arrives here, with local tensors.
+
 namespace {
 
 using tessera::detail::kFakeModeKey;

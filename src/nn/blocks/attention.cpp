@@ -5,7 +5,6 @@
 
 #include "blocks/fill_linears.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
@@ -101,13 +100,8 @@ Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& 
   const std::int64_t queries = options_.heads / options_.kv_heads;
   const std::int64_t groups = product.size(-1) / (size * (queries + 2));
   const at::Tensor qkv = heads(product, {groups, queries + 2, size});
-  if (q_norm_ != nullptr || !inputs.cos.defined()) {
-    const std::vector<at::Tensor> parts = qkv.split_with_sizes({queries, 1, 1}, 3);
-    return turned({parts[0].flatten(2, 3), parts[1].flatten(2, 3), parts[2].flatten(2, 3)}, inputs);
-  }
-  const auto [q, k, v] =
-      tessera::detail::rotary_qkv(along_tables(qkv, inputs), inputs.cos, inputs.sin);
-  return {as_batch(q.flatten(2, 3), qkv), as_batch(k, qkv), as_batch(v, qkv)};
+  const std::vector<at::Tensor> parts = qkv.split_with_sizes({queries, 1, 1}, 3);
+  return turned({parts[0].flatten(2, 3), parts[1].flatten(2, 3), parts[2].flatten(2, 3)}, inputs);
 }
 
 Attention::Heads Attention::turned(const Heads& heads, const AttentionInputs& inputs) {

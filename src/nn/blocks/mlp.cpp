@@ -27,35 +27,20 @@ SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
     return register_module(name, std::make_shared<Linear>(in, out, bias));
   };
   const MlpNames& names = options.names;
-  if (options.fused_gate_up) {
-    const std::vector<FusedPart> parts{{names.gate, options.inner}, {names.up, options.inner}};
-    fused_ = register_module(
-        names.fused, std::make_shared<FusedLinear>(options.hidden, parts,
-                                                   FusedLinearOptions{.bias = options.bias}));
-  } else {
-    gate_ = linear(names.gate, options.hidden, options.inner);
-    up_ = linear(names.up, options.hidden, options.inner);
-  }
+  gate_ = linear(names.gate, options.hidden, options.inner);
+  up_ = linear(names.up, options.hidden, options.inner);
   down_ = linear(names.down, options.inner, options.hidden);
-}
-
-/// One fused kernel for the activation and the product, so that the activation's result is not kept
-/// for backward.
-at::Tensor SwiGlu::gated(const at::Tensor& x) {
-  if (fused_ != nullptr) {
-    return silu_mul((*fused_)(x));
-  }
-  const std::vector<at::Tensor> gate_up = linear_products(x, {*gate_, *up_});
-  return silu_mul(gate_up[0], gate_up[1]);
 }
 
 at::Tensor SwiGlu::forward(const at::Tensor& x) {
   check_called();
-  return (*down_)(gated(x));
+  const std::vector<at::Tensor> gate_up = linear_products(x, {*gate_, *up_});
+  // One kernel for the activation and the product: the activation's result is not saved.
+  return (*down_)(silu_mul(gate_up[0], gate_up[1]));
 }
 
 void SwiGlu::reset_parameters(const InitContext& init) {
-  detail::fill_linears(init, {gate_.get(), up_.get(), fused_.get()}, *down_, options_.init_std,
+  detail::fill_linears(init, {gate_.get(), up_.get()}, *down_, options_.init_std,
                        options_.output_init_std);
 }
 

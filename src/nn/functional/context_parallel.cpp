@@ -16,8 +16,8 @@
 #include "functional/local_heads.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/attention_kernel.h"
 

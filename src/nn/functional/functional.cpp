@@ -30,10 +30,6 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return tessera::detail::silu_mul(gate, up);
 }
 
-at::Tensor silu_mul(const at::Tensor& gate_up) {
-  return tessera::detail::silu_mul(gate_up);
-}
-
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   return tessera::detail::rotary_embedding(x, cos, sin);
 }

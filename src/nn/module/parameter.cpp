@@ -9,7 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/module.h"

@@ -7,8 +7,8 @@
 #include <torch/library.h>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensors.h"
 
 namespace tessera::nn {
 namespace {

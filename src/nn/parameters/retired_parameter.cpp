@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/backward.h"
 #include "tessera/nn/detail/placeholder_gradient.h"
 
 namespace tessera::nn {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/detail/held_submodule.h"
+#include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -52,7 +52,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
       continue;
     }
     TESSERA_CHECK(
-        dynamic_cast<const HeldSubmodule*>(module) == nullptr, "activation checkpointing selects '",
+        dynamic_cast<const AdoptedModule*>(module) == nullptr, "activation checkpointing selects '",
         fqn, "', a ", module->name(),
         " inside of a module in nn::Hooked, which calls it without hooks; apply it to the "
         "module that nn::Hooked holds");

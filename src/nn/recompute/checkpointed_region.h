@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "tessera/internals/detail/saved_tensor.h"
+#include "tessera/internals/detail/graph.h"
 
 namespace tessera::nn::detail {
 

@@ -12,7 +12,7 @@
 
 #include "recompute/replay.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::nn::detail {
 

@@ -17,7 +17,7 @@
 #include "recompute/operator_log.h"
 #include "recompute/thread_state.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/saved_tensor.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/checkpoint.h"
 
 namespace tessera::nn::detail {

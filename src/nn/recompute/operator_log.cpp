@@ -10,9 +10,8 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/alias_tensor.h"
-#include "tessera/internals/detail/running_backward.h"
-#include "tessera/internals/detail/version_counter.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 
 namespace tessera::nn::detail {

@@ -11,9 +11,10 @@
 
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/internals/detail/autocast_state.h"
-#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/threads.h"
 
 namespace tessera::nn::detail {
 

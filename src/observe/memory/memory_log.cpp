@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tessera/comm/trace.h"
-#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/backward.h"
 
 namespace tessera::observe {
 

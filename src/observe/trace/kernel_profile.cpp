@@ -3,7 +3,7 @@
 #include <system_error>
 
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/kernel_profiler.h"
+#include "tessera/internals/detail/devices.h"
 
 namespace tessera::observe {
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/internals/detail/running_backward.h"
-#include "tessera/internals/detail/sequence_number.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/visit_modules.h"
 

@@ -16,7 +16,7 @@
 #include "compare/difference.h"
 #include "compare/rank_parts.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "verify/pairs.h"
 
 namespace tessera::observe {

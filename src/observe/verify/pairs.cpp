@@ -13,7 +13,7 @@
 #include "compare/rank_parts.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::observe {

@@ -9,6 +9,7 @@
 #include "compare/difference.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/batch_ranks.h"
 #include "tessera/nn/detail/slot_keeper.h"

@@ -9,8 +9,8 @@
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/batch_ranks.h"
 #include "tessera/nn/initialization.h"

@@ -13,7 +13,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
-#include "tessera/core/nearest.h"
+#include "tessera/core/text.h"
 
 namespace tessera::planning {
 namespace {

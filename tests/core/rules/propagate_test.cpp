@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <ostream>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "core_test_calls.h"
@@ -8,6 +11,7 @@
 #include "tessera/core/layout_math.h"
 #include "tessera/core/sharding_rule.h"
 #include "testing/errors.h"
+#include "testing/placement_text.h"
 
 namespace tessera {
 namespace {
@@ -181,6 +185,224 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   const LayoutPtr four = layout({{}, {{0, {0, 1}}}, {}, {}});
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
+
+using testing::call;
+
+TEST(RuleRegistry, HasNoRuleForAnUnknownOperator) {
+  EXPECT_FALSE(find_rule("aten::no_such_operator"));
+  EXPECT_FALSE(find_rule("aten::nonzero"));
+}
+
+TEST(RuleRegistry, SaysWhichRulesReadNumbers) {
+  EXPECT_TRUE(find_rule("aten::linalg_vector_norm").reads_numbers());
+  EXPECT_FALSE(find_rule("aten::mul.Scalar").reads_numbers());
+}
+
+TEST(RuleRegistry, MarksOperatorsThatDrawRandomNumbers) {
+  const auto dropout = call("aten::native_dropout", {{8, 6}}, {0.1, true});
+  EXPECT_TRUE(find_rule(dropout.op)(dropout)->random);
+  const auto attention = call("aten::_scaled_dot_product_flash_attention_for_cpu",
+                              {{2, 4, 5, 8}, {2, 4, 5, 8}, {2, 4, 5, 8}}, {0.1, false});
+  EXPECT_TRUE(find_rule(attention.op)(attention)->random);
+}
+
+TEST(RuleRegistry, KnowsThatAttentionKeepsStatisticsOnlyWhereAsked) {
+  const std::vector<std::int64_t> sizes{4, 2, 5, 8};
+  const std::vector<LayoutPtr> split(3, to_layout({2}, {Shard{0}}, sizes));
+  for (const bool asked : {true, false}) {
+    const auto attention = call("aten::_scaled_dot_product_efficient_attention",
+                                {sizes, sizes, sizes}, {std::monostate{}, asked, 0.0, false});
+    const auto decided = testing::decide(attention, split);
+    const std::vector<std::int64_t> statistics{4, 2, asked ? 32 : 0};
+    EXPECT_EQ(decided.output_sizes[1], statistics);
+    EXPECT_EQ(decided.outputs[1], to_layout({2}, {Shard{0}}, statistics));
+  }
+}
+
+TEST(RuleRegistry, CoversNoCallWhoseResultDependsOnData) {
+  OpCall index{.op = "aten::index.Tensor",
+               .args = {TensorRef{0}, std::vector<TensorRef>{{1}}},
+               .tensors = {{{8, 6}, 4}, {{8}, 1}}};
+  EXPECT_FALSE(find_rule(index.op)(index));
+}
+
+TEST(RuleRegistry, CoversNoInplaceCallThatWouldGrowItsTensor) {
+  const auto grow = call("aten::add_.Tensor", {{6}, {8, 6}});
+  EXPECT_FALSE(find_rule(grow.op)(grow));
+}
+
+TEST(OpCall, NamesTheArgumentThatIsNotWhatTheRuleExpects) {
+  const auto sum = call("aten::sum.dim_IntList", {{8, 6}}, {std::string("no list")});
+  EXPECT_ERROR(find_rule(sum.op)(sum), "argument 1 is not");
+}
+
+TEST(OpCall, RefusesADimensionOutOfRange) {
+  const auto sum = call("aten::sum.dim_IntList", {{8, 6}}, {std::vector<std::int64_t>{2}});
+  EXPECT_ERROR(find_rule(sum.op)(sum), "dimension 2 is out of range for a tensor of 2 dimensions");
+}
+
+}  // namespace
+
+// What propagate() decides for calls that the table of tests/dtensor/family does not list: which
+// inputs move, and how the results lie.
+
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+using Mesh = std::vector<std::int64_t>;
+
+struct Expectation {
+  const char* op;              ///< without "aten::"
+  std::vector<Sizes> tensors;  ///< the first arguments
+  std::vector<Argument> args;  ///< those after them
+  const char* before;          ///< how the tensors lie: "S0 R", on two mesh dimensions "S0,R R,P"
+  const char* decided;         ///< how they are wanted, and the results: "S0 R -> S0"
+  Mesh mesh = {2};
+};
+
+void PrintTo(const Expectation& expectation, std::ostream* out) {
+  *out << expectation.op << " " << expectation.before;
+}
+
+/// "-" is a plain tensor.
+std::vector<LayoutPtr> layouts(const Expectation& expectation) {
+  std::vector<LayoutPtr> result;
+  const auto parts = testing::split(expectation.before, ' ');
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == "-") {
+      result.push_back(nullptr);
+      continue;
+    }
+    result.push_back(
+        to_layout(expectation.mesh, testing::placements_of(parts[i]), expectation.tensors[i]));
+  }
+  return result;
+}
+
+std::string text(LayoutPtr layout) {
+  if (!layout) {
+    return "-";
+  }
+  std::string result;
+  for (int m = 0; m < layout->mesh_ndim(); ++m) {
+    if (m > 0) {
+      result += ",";
+    }
+    const PartialDim* partial = layout->partial_on(m);
+    if (partial) {
+      result += partial->op == ReduceOp::kSum ? "P" : "P" + to_string(partial->op);
+    } else {
+      const int dim = layout->sharded_dim(m);
+      result += dim < 0 ? "R" : "S" + std::to_string(dim);
+    }
+  }
+  return result;
+}
+
+std::string text(const Propagation& decided) {
+  std::string result;
+  for (LayoutPtr layout : decided.inputs) {
+    result += text(layout) + " ";
+  }
+  result += "->";
+  for (LayoutPtr layout : decided.outputs) {
+    result += " " + text(layout);
+  }
+  return result;
+}
+
+OpCall to_call(const Expectation& expectation, const std::string& op) {
+  OpCall call{.op = op, .args = {}, .tensors = {}};
+  for (std::size_t i = 0; i < expectation.tensors.size(); ++i) {
+    call.args.emplace_back(TensorRef{static_cast<int>(i)});
+    call.tensors.push_back({expectation.tensors[i], 4});
+  }
+  call.args.insert(call.args.end(), expectation.args.begin(), expectation.args.end());
+  return call;
+}
+
+class RuleExpectations : public ::testing::TestWithParam<Expectation> {};
+
+TEST_P(RuleExpectations, AreMet) {
+  const Expectation& expectation = GetParam();
+  const std::string op = std::string("aten::") + expectation.op;
+  const OpCall call = to_call(expectation, op);
+  const auto rule = find_rule(op)(call);
+  ASSERT_TRUE(rule);
+  EXPECT_EQ(text(propagate(*rule, call, layouts(expectation))), expectation.decided);
+}
+
+const std::int64_t kOne = 1, kEnd = std::numeric_limits<std::int64_t>::max();
+
+INSTANTIATE_TEST_SUITE_P(
+    Pointwise, RuleExpectations,
+    ::testing::Values(
+        Expectation{"relu", {{8, 6}}, {}, "Pmax", "Pmax -> Pmax"},
+        Expectation{"add.Tensor", {{8, 6}, {1, 6}}, {kOne}, "S0 R", "S0 R -> S0"},
+        Expectation{"add.Tensor", {{8, 6}, {}}, {kOne}, "S0 -", "S0 - -> S0"},
+        Expectation{"add.Scalar", {{8, 6}}, {2.0, kOne}, "P", "R -> R"},
+        Expectation{"add.Scalar", {{8, 6}}, {2.0, kOne}, "Pavg", "Pavg -> Pavg"},
+        Expectation{"mul.Tensor", {{8, 6}, {8, 6}}, {}, "P,R R,P", "P,R R,P -> P,P", {2, 2}},
+        Expectation{"mul.Tensor", {{8, 6}, {8, 6}}, {}, "Pmax R", "R R -> R"},
+        Expectation{"div.Tensor", {{}, {8, 6}}, {}, "R P", "R R -> R"},
+        Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kFloating, 8}}, "P", "P -> P"},
+        Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kFloating, 2}}, "P", "R -> R"},
+        Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kSigned, 4}}, "P", "R -> R"},
+        Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"}));
+
+// In place, the result must lie as the tensor does: the others are brought to it.
+INSTANTIATE_TEST_SUITE_P(
+    Inplace, RuleExpectations,
+    ::testing::Values(
+        Expectation{"add_.Tensor", {{8, 6}, {8, 6}}, {kOne}, "R S0", "R R -> R"},
+        Expectation{"add_.Tensor", {{8, 6}, {8, 6}}, {kOne}, "R P", "R R -> R"},
+        Expectation{"add_.Tensor", {{8, 6}, {8, 6}}, {kOne}, "P R", "P P -> P"},
+        Expectation{"copy_", {{8, 6}, {8, 6}}, {false}, "S1 S0", "S1 S1 -> S1"},
+        Expectation{"copy_", {{8, 6}, {8, 6}}, {false}, "P R", "P P -> P"},
+        Expectation{"fill_.Scalar", {{8, 6}}, {3.0}, "P", "P -> R"},
+        Expectation{"relu_", {{8, 6}}, {}, "P", "R -> R"},
+        Expectation{"cumsum_", {{8, 6}}, {std::int64_t{-1}}, "S1", "R -> R"},
+        Expectation{"add.out", {{8, 6}, {8, 6}}, {kOne, TensorRef{0}}, "S0 S0", "S0 S0 -> S0"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Matmul, RuleExpectations,
+    ::testing::Values(Expectation{"mm", {{8, 6}, {6, 4}}, {}, "R S0", "S1 S0 -> P"},
+                      Expectation{"mm", {{8, 6}, {6, 4}}, {}, "P P", "P R -> P"},
+                      Expectation{"matmul", {{2, 8, 6}, {6, 4}}, {}, "S2 S0", "S2 S0 -> P"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Reduction, RuleExpectations,
+    ::testing::Values(Expectation{"sum.dim_IntList", {{8, 6}}, {Sizes{-1}, true}, "S0", "S0 -> S0"},
+                      Expectation{"amax", {{8, 6}}, {Sizes{0}, false}, "P", "R -> R"},
+                      Expectation{"amax", {{3, 6}}, {Sizes{0}, false}, "S0", "R -> R", {4}},
+                      Expectation{"all", {{8, 6}}, {}, "S0", "S0 -> Pmin"},
+                      Expectation{"linalg__powsum", {{8, 6}}, {2.0}, "S0", "S0 -> P"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    View, RuleExpectations,
+    ::testing::Values(
+        Expectation{"view", {{7, 6}}, {Sizes{42}}, "S0", "S0 -> S0"},
+        Expectation{"view", {{7, 6}}, {Sizes{7, 2, 3}}, "S0", "S0 -> S0"},
+        Expectation{"view", {{6, 8}}, {Sizes{3, 2, 8}}, "S0", "R -> R"},
+        Expectation{"unsqueeze", {{8, 6}}, {std::int64_t{-1}}, "S1", "S1 -> S1"},
+        Expectation{"expand", {{8, 1}}, {Sizes{3, 8, 5}}, "S0", "S0 -> S1"},
+        Expectation{"repeat", {{8, 6}}, {Sizes{2, 1}}, "S0", "S0 -> S0"},
+        Expectation{
+            "slice.Tensor", {{8, 6}}, {std::int64_t{0}, std::int64_t{0}, kEnd}, "S0", "S0 -> S0"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Network, RuleExpectations,
+    ::testing::Values(Expectation{"_fused_rms_norm", {{8, 6}}, {Sizes{6}}, "S0", "S0 -> S0 S0"},
+                      Expectation{"nll_loss_forward",
+                                  {{8, 6}, {8}},
+                                  {{}, kOne, std::int64_t{-100}},
+                                  "S0 S0",
+                                  "R R -> R R"},
+                      Expectation{"take", {{8, 6}, {3}}, {}, "S0 S0", "R S0 -> S0"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{3}}, "S0", "S0 -> R"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S0", "S0 -> S0"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S1", "S1 -> R"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "P", "P -> R"}));
 
 }  // namespace
 }  // namespace tessera

@@ -1,12 +1,16 @@
-#include "rule_cases.h"
-#include "testing/values.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/sort.h>
 
+#include <limits>
 #include <optional>
+#include <tuple>
 #include <utility>
+
+#include "rule_cases.h"
+#include "testing/values.h"
 
 namespace tessera::testing {
 namespace {
@@ -72,6 +76,324 @@ RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments) {
             }
             return copies;
           }};
+}
+
+std::vector<RuleCase> view_cases() {
+  std::vector<RuleCase> cases;
+  for (const char* op : {"view", "_unsafe_view", "view_copy"}) {
+    cases.push_back(row(op, reals({4, 6}), Ints{24}));
+    cases.push_back(row(op, reals({7, 5}), Ints{-1}));
+    cases.push_back(row(op, reals({24}), Ints{4, 6}));
+    cases.push_back(row(op, reals({8, 6}), Ints{2, 4, -1}));
+    cases.push_back(row(op, reals({8, 6}), Ints{8, 2, 3}));
+    cases.push_back(row(op, reals({6, 4}), Ints{4, 6}));
+    cases.push_back(row(op, reals({6, 1, 4}), Ints{6, 4, 1}));
+    cases.push_back(row(op, reals({2, 3, 4, 5}), Ints{6, 20}));
+    cases.push_back(row(op, reals({3, 2}), Ints{2, 3}));
+    cases.push_back(row(op, reals({5, 2, 3, 7}), Ints{5, 3, 2, 7}));
+    cases.push_back(row(op, reals({0, 4}), Ints{2, 0, 2}));
+    cases.push_back(row(op, reals({1}), Ints{}));
+    cases.push_back(row(op, reals({}), Ints{1, 1}));
+    cases.push_back(row(op, reals({7, 5}), Ints{7, 5}));
+  }
+  std::vector<RuleCase> others{
+      row("permute", reals({2, 3, 5}), Ints{2, 0, -2}),
+      row("transpose.int", reals({7, 5}), -1, 0),
+      row("t", reals({7, 5})),
+      row("t", reals({7})),
+      row("squeeze", reals({7, 1, 5, 1})),
+      row("squeeze", reals({3, 4})),
+      row("squeeze.dim", reals({7, 1, 5}), 1),
+      row("squeeze.dim", reals({3, 1, 5}), 0),
+      row("squeeze.dims", reals({3, 1, 5, 1}), Ints{0, -1}),
+      row("unsqueeze", reals({7, 5}), -1),
+      row("unsqueeze", reals({7, 5}), 0),
+      row("expand", reals({7, 1}), Ints{2, -1, 5}),
+      row("expand", reals({7, 5}), Ints{7, 5}),
+      row("expand", reals({}), Ints{3}),
+      row("repeat", reals({3, 5}), Ints{2, 1, 3}),
+      row("unfold", reals({7, 5}), 0, 3, 2),
+      row("diagonal", reals({4, 7, 5}), 1, 0, -1),
+      row("view_as_real", at::complex(reals({7, 5}), units({7, 5}))),
+      row("view.dtype", reals({7, 6}), int64_t{4}),
+      row("view.dtype", reals({7, 6}), int64_t{6}),
+      row("select.int", reals({7, 5}), 0, 3),
+      row("select.int", reals({7, 5}), -1, -2),
+      row("slice.Tensor", reals({7, 5}), 0, 1, 4),
+      row("slice.Tensor", reals({7, 5}), 1, c10::IValue(), c10::IValue()),
+      row("slice.Tensor", reals({7, 5}), 0, 0, -2),
+      row("slice.Tensor", reals({7, 5}), 0, -9, 100, 2),
+      row("slice.Tensor", reals({7, 5}), 0, 0, std::numeric_limits<std::int64_t>::max()),
+      row("slice.Tensor", reals({7, 5}), 1, 4, 2),
+      row("slice.Tensor", reals({6, 5}), 0, 2, 4),
+      row("split.Tensor", reals({7, 5}), 3, 0),
+      row("split.Tensor", reals({7, 5}), 2, -1),
+      row("split.Tensor", reals({6, 5}), 3, 0),
+      row("split_with_sizes", reals({7, 5}), Ints{3, 4}, 0),
+      row("split_with_sizes", reals({7, 6}), Ints{2, 2, 2}, 1),
+      row("unbind.int", reals({3, 5}), 0),
+      row("unbind.int", reals({3, 5}), -1),
+      row("cat", tensor_list({reals({7, 5}), reals({2, 5})}), 0),
+      row("cat", tensor_list({reals({7, 5}), units({7, 5})}), -1),
+      row("cat", tensor_list({reals({7, 5}), reals({0})}), 1),
+      row("stack", tensor_list({reals({7, 5}), units({7, 5})}), 0),
+      row("stack", tensor_list({reals({7, 5}), units({7, 5})}), -1),
+  };
+  cases.insert(cases.end(), others.begin(), others.end());
+  return cases;
+}
+
+std::vector<RuleCase> indexing_cases() {
+  const at::Tensor none;
+  const auto some = mask({7, 5});
+  return {
+      row("index.Tensor", reals({7, 5}), index_list({indices({4}, 7)})),
+      row("index.Tensor", reals({7, 5}), index_list({none, indices({2, 3}, 5)})),
+      row("index.Tensor", reals({7, 5, 3}), index_list({indices({4}, 7), none, indices({4}, 3)})),
+      row("index.Tensor", reals({7, 5, 3}),
+          index_list({none, indices({4, 1}, 5), indices({6}, 3)})),
+      row("index_put", reals({7, 5}), index_list({indices({4}, 7)}), reals({4, 5}), true),
+      row("index_put", reals({7, 5}), index_list({indices({4}, 7)}), reals({5}), false),
+      row("index_put", reals({7, 5}), index_list({none, indices({3}, 5)}), reals({7, 3}), true),
+      row("index_put_", reals({7, 5}), index_list({indices({4}, 7)}), reals({4, 5}), true),
+      row("index_put_", reals({7, 5}), index_list({indices({4}, 7)}), reals({}), false),
+      row("_index_put_impl_", reals({7, 5}), index_list({indices({4}, 7)}), reals({4, 5}), true),
+      row("index_put", reals({7, 5}), index_list({none, mask({5})}), reals({7, 1}), true),
+      row("_index_put_impl_", reals({7, 5}), index_list({some}), reals({}), true),
+      row("index_put", reals({7, 5, 4}), index_list({some}), reals({4}), false),
+      row("index_select", reals({7, 5}), 0, indices({6}, 7)),
+      row("index_select", reals({7, 5}), -1, indices({3}, 5)),
+      row("index_add", reals({7, 5}), 0, indices({6}, 7), reals({6, 5})),
+      row("index_add_", reals({7, 5}), -1, indices({6}, 5), reals({7, 6})),
+      row("index_copy", reals({7, 5}), 0, indices({4}, 7), reals({4, 5})),
+      row("index_fill.int_Scalar", reals({7, 5}), 1, indices({2}, 5), 3),
+      row("gather", reals({7, 5}), 0, indices({4, 5}, 7)),
+      row("gather", reals({7, 5}), -1, indices({7, 8}, 5)),
+      row("gather", reals({7, 5}), 1, indices({3, 8}, 5)),
+      row("gather", reals({7, 5}), 0, indices({1, 5}, 7)),
+      row("gather", reals({7, 5}), 1, indices({6, 2}, 5)),
+      row("scatter.src", reals({7, 5}), -1, indices({7, 1}, 5), reals({7, 1})),
+      row("scatter.src", reals({7, 5}), 1, indices({4, 1}, 5), reals({7, 5})),
+      row("scatter.value", reals({7, 5}), 0, indices({1, 5}, 7), 2.5),
+      row("scatter_.value", reals({7, 5}), 0, indices({1, 5}, 7), 2.5),
+      row("scatter_add", reals({7, 5}), 0, indices({6, 5}, 7), reals({6, 5})),
+      row("scatter_add", reals({7, 5}), 1, indices({7, 9}, 5), reals({7, 9})),
+      row("scatter_add_", reals({7, 5}), 1, indices({3, 9}, 5), reals({7, 9})),
+      row("take", reals({7, 5}), indices({4, 3}, 35)),
+      row("put", reals({7, 5}), indices({4, 3}, 35), reals({4, 3}), true),
+      row("bucketize.Tensor", reals({7, 5}), std::get<0>(at::sort(reals({6}), 0, false))),
+      row("searchsorted.Tensor", std::get<0>(at::sort(reals({7, 5}), -1, false)), reals({7, 4})),
+      row("isin.Tensor_Tensor", indices({7, 5}, 9), indices({3}, 4)),
+      row("select_backward", reals({5}), Ints{7, 5}, 0, 3),
+      row("select_backward", reals({7}), Ints{7, 5}, -1, 3),
+      row("slice_backward", reals({3, 5}), Ints{7, 5}, 0, 1, 4, 1),
+      row("unfold_backward", reals({3, 5, 3}), Ints{7, 5}, 0, 3, 2),
+      row("diagonal_backward", reals({4, 4}), Ints{4, 7, 5}, 1, 1, 2),
+      row("scatter_reduce.two", reals({7, 5}), 1, indices({7, 9}, 5), reals({7, 9}),
+          std::string("amax"), true),
+      row("scatter_reduce.two", reals({7, 5}), 0, indices({9, 5}, 7), reals({9, 5}),
+          std::string("mean"), false),
+      row("select_scatter", reals({7, 5}), reals({7}), 1, 2),
+      row("slice_scatter", reals({7, 5}), reals({3, 5}), 0, 1, 4),
+      row("embedding", reals({7, 5}), indices({2, 3}, 7)),
+      row("embedding", reals({7, 5}), indices({9}, 7), 2),
+      row("embedding_dense_backward", reals({2, 3, 5}), indices({2, 3}, 7), 7, -1, false),
+      row("embedding_dense_backward", reals({9, 5}), indices({9}, 7), 7, 2, false),
+      row("embedding_dense_backward", reals({9, 5}), indices({9}, 7), 7, 2, true),
+      row("_embedding_bag", reals({7, 5}), indices({6}, 7), indices({1}, 1), false, 0),
+      row("_embedding_bag", reals({7, 5}), indices({6}, 7), indices({1}, 1), false, 1),
+  };
+}
+
+std::vector<RuleCase> reduction_cases() {
+  const double infinity = std::numeric_limits<double>::infinity();
+  std::vector<RuleCase> cases;
+  for (const char* op : {"sum", "mean", "prod", "max", "min", "any", "all", "median", "argmax",
+                         "argmin", "nansum", "nanmedian", "count_nonzero", "norm.Scalar"}) {
+    cases.push_back(row(op, reals({7, 5})));
+    cases.push_back(row(op, reals({6, 4})));
+    cases.push_back(row(op, reals({})));
+  }
+  for (const char* op : {"sum.dim_IntList", "mean.dim", "amax", "amin", "logsumexp", "any.dims",
+                         "all.dims", "nansum"}) {
+    for (bool keepdim : {false, true}) {
+      cases.push_back(row(op, reals({7, 5, 3}), Ints{0}, keepdim));
+      cases.push_back(row(op, reals({7, 5, 3}), Ints{-1}, keepdim));
+      cases.push_back(row(op, reals({7, 5, 3}), Ints{1, -1}, keepdim));
+    }
+  }
+  for (const char* op : {"prod.dim_int", "any.dim", "all.dim", "argmax", "argmin", "max.dim",
+                         "min.dim", "median.dim", "mode"}) {
+    cases.push_back(row(op, reals({7, 5, 3}), 0, false));
+    cases.push_back(row(op, reals({7, 5, 3}), -1, true));
+  }
+  for (const char* op : {"_softmax", "_log_softmax"}) {
+    cases.push_back(row(op, reals({7, 5, 3}), 1, false));
+    cases.push_back(row(op, reals({7, 5, 3}), -1, false));
+  }
+  for (const char* op :
+       {"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "cumsum_"}) {
+    cases.push_back(row(op, reals({7, 5, 3}), 1));
+    cases.push_back(row(op, reals({7, 5, 3}), -1));
+    cases.push_back(row(op, reals({7, 5, 3}), 0));
+  }
+  for (double order : {0.0, 1.0, 2.0, 3.0, infinity, -infinity}) {
+    cases.push_back(row("linalg_vector_norm", reals({7, 5}), order));
+    cases.push_back(row("linalg_vector_norm", reals({7, 5}), order, Ints{-1}, true));
+    if (order > 0) {
+      cases.push_back(row("_foreach_norm.Scalar", tensor_list({reals({7, 5}), reals({6})}), order));
+    }
+  }
+  std::vector<RuleCase> others{
+      row("sum", reals({7, 5}), int64_t{6}),
+      row("sum.dim_IntList", reals({7, 5}) * 4.0, Ints{0}, false, int64_t{4}),
+      row("sum.dim_IntList", reals({7, 5}), Ints{}, false),
+      row("mean.dim", reals({7, 5}).to(at::kBFloat16).to(at::kDouble), Ints{0}, false),
+      row("std.correction", reals({7, 5}), Ints{1}, 1, true),
+      row("var.correction", reals({7, 5}), Ints{0}, 0, false),
+      row("var_mean.correction", reals({7, 5}), c10::IValue(), 1, false),
+      row("histc", reals({7, 5}), 4, -1, 1),
+      row("kthvalue", reals({7, 5}), 2, -1, true),
+      row("aminmax", reals({7, 5}), 0, true),
+      row("linalg__powsum", reals({7, 5}), 2.0, Ints{0}, false),
+      row("_foreach_powsum.Scalar", tensor_list({reals({7, 5}), reals({6})}), 2),
+      row("_foreach_max", tensor_list({reals({7, 5}), reals({6})})),
+      row("_softmax_backward_data", reals({7, 5}), units({7, 5}), -1, int64_t{7}),
+      row("_log_softmax_backward_data", reals({7, 5}), units({7, 5}), 0, int64_t{7}),
+      row("topk", reals({7, 5}), 3, -2),
+      row("sort.stable", reals({7, 5}), true, -1, true),
+      row("flip", reals({7, 5}), Ints{-1}),
+      row("roll", reals({7, 5}), Ints{2}, Ints{0}),
+      row("roll", reals({7, 5}), Ints{2}),
+      row("tril", reals({4, 7, 5})),
+      row("triu", reals({7, 5}), 1),
+      row("triu_", reals({7, 5}), 1),
+      row("renorm", reals({7, 5}), 2, 1, 0.5),
+      row("glu", reals({7, 6}), -1),
+      row("glu_backward", reals({7, 3}), reals({7, 6}), -1),
+      row("any", mask({7, 5})),
+      row("any.dim", mask({7, 5}), 0, true),
+      row("all.dim", mask({7, 5}), 1, false),
+      row("sum", mask({7, 5})),
+      row("sum.IntList_out", reals({7, 5}), Ints{0}, false, c10::IValue(), reals({5})),
+      row("amax.out", reals({7, 5}), Ints{1}, false, reals({7})),
+  };
+  cases.insert(cases.end(), others.begin(), others.end());
+  return cases;
+}
+
+std::vector<RuleCase> pointwise_cases() {
+  std::vector<RuleCase> cases;
+  for (const char* op : {"abs",        "neg",         "exp",          "log",
+                         "sqrt",       "rsqrt",       "sin",          "cos",
+                         "tanh",       "sigmoid",     "relu",         "silu",
+                         "gelu",       "reciprocal",  "square",       "floor",
+                         "ceil",       "round",       "trunc",        "sign",
+                         "erf",        "expm1",       "log1p",        "atan",
+                         "asinh",      "sinh",        "hardtanh",     "hardsigmoid",
+                         "hardswish",  "softplus",    "elu",          "leaky_relu",
+                         "selu",       "mish",        "logit",        "isnan",
+                         "isfinite",   "logical_not", "frac",         "digamma",
+                         "lgamma",     "nan_to_num",  "clone",        "detach",
+                         "alias",      "lift_fresh",  "positive",     "rad2deg",
+                         "zeros_like", "ones_like",   "exp2",         "softshrink",
+                         "hardshrink", "relu6",       "special_entr", "log_sigmoid_forward",
+                         "sinc",       "i0",          "erfinv",       "bitwise_not"}) {
+    const bool integer = std::string(op) == "bitwise_not";
+    cases.push_back(row(op, integer ? indices({7, 5}, 9) : units({7, 5})));
+  }
+  for (const char* op : {"relu_", "exp_", "neg_", "silu_", "sqrt_", "zero_", "detach_", "floor_"}) {
+    cases.push_back(row(op, units({7, 5})));
+  }
+  for (const char* op : {"add.Tensor",
+                         "sub.Tensor",
+                         "mul.Tensor",
+                         "div.Tensor",
+                         "add_.Tensor",
+                         "sub_.Tensor",
+                         "mul_.Tensor",
+                         "div_.Tensor",
+                         "maximum",
+                         "minimum",
+                         "fmax",
+                         "pow.Tensor_Tensor",
+                         "atan2",
+                         "eq.Tensor",
+                         "lt.Tensor",
+                         "rsub.Tensor",
+                         "remainder.Tensor",
+                         "logaddexp",
+                         "copysign.Tensor",
+                         "hypot",
+                         "xlogy.Tensor",
+                         "copy_",
+                         "floor_divide",
+                         "logical_and",
+                         "max.other"}) {
+    cases.push_back(row(op, units({7, 5}), units({7, 5})));
+    cases.push_back(row(op, units({7, 5}), units({5})));
+    cases.push_back(row(op, units({2, 7, 5}), units({7, 1})));
+  }
+  for (const char* op :
+       {"add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar", "add_.Scalar", "mul_.Scalar",
+        "div_.Scalar", "rsub.Scalar", "pow.Tensor_Scalar", "eq.Scalar", "gt.Scalar",
+        "remainder.Scalar", "fill_.Scalar", "pow_.Scalar", "clamp_min", "clamp_max", "clamp",
+        "full_like", "leaky_relu_"}) {
+    cases.push_back(row(op, reals({7, 5}), 2));
+    cases.push_back(row(op, reals({7, 5}), -0.5));
+  }
+  for (const char* op : {"silu_backward", "sigmoid_backward", "tanh_backward", "gelu_backward"}) {
+    cases.push_back(row(op, reals({7, 5}), units({7, 5})));
+  }
+  const auto out = [](Ints sizes) { return reals(std::move(sizes)); };
+  std::vector<RuleCase> others{
+      row("threshold_backward", reals({7, 5}), reals({7, 5}), 0.1),
+      row("leaky_relu_backward", reals({7, 5}), reals({7, 5}), 0.1, false),
+      row("hardtanh_backward", reals({7, 5}), reals({7, 5}), -0.5, 0.5),
+      row("elu_backward", reals({7, 5}), 1.0, 1.0, 1.0, false, reals({7, 5})),
+      row("softplus_backward", reals({7, 5}), reals({7, 5}), 1.0, 20.0),
+      row("where.self", mask({7, 5}), reals({7, 5}), units({5})),
+      row("where.self", mask({7, 1}), reals({7, 5}), units({7, 5})),
+      row("masked_fill.Scalar", reals({7, 5}), mask({7, 5}), 3.5),
+      row("masked_fill.Scalar", reals({7, 5}), mask({5}), 0),
+      row("masked_fill_.Scalar", reals({7, 5}), mask({7, 5}), -1.5),
+      row("masked_fill.Tensor", reals({7, 5}), mask({7, 5}), reals({})),
+      row("fill_.Tensor", reals({7, 5}), reals({})),
+      row("lerp.Scalar", reals({7, 5}), units({7, 5}), 0.3),
+      row("lerp.Tensor", reals({7, 5}), units({7, 5}), units({5})),
+      row("lerp_.Scalar", reals({7, 5}), units({7, 5}), 0.3),
+      row("addcmul", reals({7, 5}), units({7, 5}), reals({5}), 0.5),
+      row("addcmul_", reals({7, 5}), units({7, 5}), reals({7, 5}), 0.5),
+      row("addcdiv", reals({7, 5}), units({7, 5}), units({7, 5}), 0.5),
+      row("addcdiv_", reals({7, 5}), units({7, 5}), units({7, 5}), 0.5),
+      row("add.Tensor", reals({7, 5}), units({7, 5}), -2.5),
+      row("add.Tensor", reals({7, 5}), units({}), 2),
+      row("mul.Tensor", reals({1, 5}), units({7, 1})),
+      row("mul.Tensor", reals({1, 5}), units({1, 5})),
+      row("clamp", reals({7, 5}), -0.5, 0.5),
+      row("clamp.Tensor", reals({7, 5}), units({7, 5}), units({5})),
+      row("div.Tensor_mode", reals({7, 5}), units({7, 5}), std::string("floor")),
+      row("_to_copy", reals({7, 5}), int64_t{6}),
+      row("_to_copy", reals({7, 5}), int64_t{7}),
+      row("_to_copy", reals({7, 5}), int64_t{4}),
+      row("_to_copy", reals({7, 5}), int64_t{11}),
+      row("_to_copy", reals({7, 5}).to(at::kFloat), int64_t{7}),
+      row("_to_copy", mask({7, 5}), int64_t{7}),
+      row("add.out", reals({7, 5}), units({7, 5}), 1, out({7, 5})),
+      row("exp.out", reals({7, 5}), out({7, 5})),
+      row("mul.out", reals({7, 5}), units({5}), out({7, 5})),
+      row("_prelu_kernel", reals({7, 5}), units({1, 5})),
+      row("_prelu_kernel_backward", reals({7, 5}), units({1, 5}), reals({7, 5})),
+      row("polar", units({7, 5}), reals({7, 5})),
+      row("native_dropout_backward", reals({7, 5}), mask({7, 5}), 2.0),
+      row("frexp.Tensor", reals({7, 5})),
+      row("new_zeros", reals({7, 5}), Ints{7, 5}),
+      row("new_zeros", reals({7, 5}), Ints{3, 2}),
+      row("new_full", reals({7, 5}), Ints{7, 5}, 2.5),
+      row("bitwise_and.Tensor", indices({7, 5}, 9), indices({5}, 7)),
+  };
+  cases.insert(cases.end(), others.begin(), others.end());
+  return cases;
 }
 
 }  // namespace tessera::testing

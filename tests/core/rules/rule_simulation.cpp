@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "tensor_parts.h"
-#include "tessera/core/flat_place.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/core/sharding_rule.h"
 

@@ -140,6 +140,12 @@ TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
   EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json"}));
 }
 
+TEST_F(FilesBesideJson, AreNotLinksToNothing) {
+  std::filesystem::create_symlink("gone", std::string(folder_ / "added_tokens.json"));
+  EXPECT_ERROR(open_tokenizer(folder_.path()), "added_tokens.json",
+               "a link to a file that is gone");
+}
+
 TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
   const auto with = [&](const char* id, const char* content) {
     return OpenWith({{"added_tokens_decoder", {{id, {{"content", content}}}}}});

@@ -1,4 +1,4 @@
-#include "tessera/data/stream_decoder.h"
+#include "tessera/data/tokenizer.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "dtensor/listing_mode.h"
-#include "tessera/dtensor/detail/end_of_backward.h"
-#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/check_rule.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "testing/distributed.h"

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <new>
 
+#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/meta_factory.h"
-#include "tessera/dtensor/dispatch_cache.h"
 #include "testing/distributed.h"
 
 namespace {

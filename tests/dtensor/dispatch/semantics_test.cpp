@@ -1,13 +1,25 @@
-// Distributed tensors where libtorch looks twice: inference mode, second derivatives, lazy bits,
-// autograd across the border to plain tensors.
-
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/library.h>
 
+#include <ostream>
+#include <set>
+
+#include "plan/call_plan.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/register_rule.h"
+#include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/local_map.h"
+#include "tessera/dtensor/operator_mode.h"
 #include "testing/distributed.h"
 
 namespace tessera {
+
+// Distributed tensors where libtorch looks twice: inference mode, second derivatives, lazy bits,
+// autograd across the border to plain tensors.
+
 namespace {
 
 using testing::full_tensor;
@@ -177,6 +189,465 @@ TEST(Meta, DistributedTensorsRunOperatorsWithoutData) {
   const auto y = at::softmax(x.matmul(x.t()), 0);
   EXPECT_TRUE(y.is_meta());
   EXPECT_EQ(y.sizes(), (std::vector<std::int64_t>{7, 7}));
+}
+
+/// Lists what it sees; answers negatives with zeros.
+class Listing : public OperatorMode {
+ public:
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    names.push_back(op.name);
+    if (op.draws_random) {
+      ++random;
+    }
+    Results results = run();
+    if (op.name == "aten::neg") {
+      results[0] = at::Tensor(results[0].toTensor().mul(0));
+    }
+    return results;
+  }
+  std::vector<std::string> names;
+  int random = 0;
+};
+
+TEST(OperatorMode, SeesOperatorsThatMakeTensorsOfTensors) {
+  Listing mode;
+  const at::Tensor x = at::ones({2, 2});
+  {
+    const OperatorModeScope scope(mode);
+    at::zeros({2}).add_(x.mm(x).view(-1)[0]);
+    at::native_dropout(x, 0.5, true);
+  }
+  x.exp();
+  EXPECT_EQ(mode.names, (std::vector<std::string>{"aten::mm", "aten::native_dropout"}));
+  EXPECT_EQ(mode.random, 1);
+}
+
+TEST(OperatorMode, IsBelowAutogradAndMayReplaceResults) {
+  Listing mode;
+  const at::Tensor x = at::ones({3}).requires_grad_();
+  const OperatorModeScope scope(mode);
+  const at::Tensor y = x.neg();
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(y, at::zeros({3})));
+  EXPECT_TRUE(at::equal(x.grad(), at::zeros({3})));  // backward's neg, too
+}
+
+TEST(OperatorMode, PausesAndGivesWayToAnother) {
+  Listing outer, inner;
+  const at::Tensor x = at::ones({3});
+  const OperatorModeScope scope(outer);
+  {
+    const OperatorModeScope other(inner);
+    x.exp();
+    const OperatorModePause pause;
+    x.sin();
+  }
+  x.cos();
+  EXPECT_EQ(inner.names, (std::vector<std::string>{"aten::exp"}));
+  EXPECT_EQ(outer.names, (std::vector<std::string>{"aten::cos"}));
+}
+
+TEST(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce) {
+  RunRanks(2, [](Rank& rank) {
+    Listing mode;
+    const DistributedTensor x =
+        distribute_tensor(at::ones({3, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
+    const OperatorModeScope scope(mode);
+    const at::Tensor whole = x.tensor().add(x.tensor()).exp();
+    DistributedTensor(whole).redistribute({Replicate{}});
+    EXPECT_EQ(mode.names,
+              (std::vector<std::string>{"aten::add.Tensor", "aten::exp", "tessera::redistribute"}));
+  });
+}
+
+using testing::values;
+
+at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
+  return distribute_tensor(value, mesh, placements).tensor().detach().requires_grad_();
+}
+
+void expect_close(const at::Tensor& found, const at::Tensor& expected) {
+  EXPECT_TRUE(at::allclose(found, expected, 1e-9, 1e-12)) << found << "\nexpected\n" << expected;
+}
+
+struct Mlp {
+  at::Tensor up, down, norm;
+  at::Tensor x;
+};
+
+Mlp plain_mlp(std::int64_t hidden) {
+  return {values({hidden, 6}, 1).requires_grad_(), values({6, hidden}, 2).requires_grad_(),
+          values({6}, 3).requires_grad_(), values({8, 6}, 4).requires_grad_()};
+}
+
+at::Tensor forward(const Mlp& m) {
+  return at::silu(m.x.matmul(m.up.t())).matmul(m.down.t());
+}
+
+/// Column- then row-parallel: one reduction forward, one backward, hidden sizes that don't divide.
+TEST(Strict, ColumnThenRowParallelReducesOnce) {
+  const auto plain = plain_mlp(7);
+  forward(plain).pow(2).sum().backward();
+  RunOnMesh({4}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    StrictScope strict;
+    const Mlp m{leaf(plain.up.detach(), mesh, {Shard{0}}),
+                leaf(plain.down.detach(), mesh, {Shard{1}}),
+                {},
+                leaf(plain.x.detach(), mesh, {Replicate{}})};
+    const auto before = rank.world()->traffic().table();
+    const DistributedTensor out(forward(m));
+    EXPECT_EQ(out.placements(), Placements{Partial{}});
+    const auto reduced = out.redistribute({Replicate{}});
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+    reduced.tensor().pow(2).sum().backward();
+    // The other one: the gradient of x, partial until its leaf has it.
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+    expect_close(DistributedTensor(m.up.grad()).full_tensor(), plain.up.grad());
+    expect_close(DistributedTensor(m.down.grad()).full_tensor(), plain.down.grad());
+    expect_close(DistributedTensor(m.x.grad()).full_tensor(), plain.x.grad());
+  });
+}
+
+TEST(Strict, RmsNormOnASplitSequenceCommunicatesForItsWeightAlone) {
+  const auto plain = plain_mlp(4);
+  at::rms_norm(plain.x, {6}, plain.norm, 1e-5).pow(2).sum().backward();
+  RunOnMesh({4}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    StrictScope strict;
+    const auto x = leaf(plain.x.detach(), mesh, {Shard{0}});
+    const auto weight = leaf(plain.norm.detach(), mesh, {Replicate{}});
+    const auto before = rank.world()->traffic().table();
+    const auto y = at::rms_norm(x, {6}, weight, 1e-5).pow(2);
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 0);
+    y.sum().backward();
+    const auto table = rank.world()->traffic().since(before);
+    EXPECT_EQ(comm::total(table).calls, 1);
+    EXPECT_EQ(table.begin()->first.second, "all_reduce");
+    expect_close(DistributedTensor(x.grad()).full_tensor(), plain.x.grad());
+    expect_close(DistributedTensor(weight.grad()).full_tensor(), plain.norm.grad());
+  });
+}
+
+TEST(Strict, RefusesHiddenCommunicationWithOperatorSpecsAndRemedy) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    StrictScope strict;
+    const auto rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
+    EXPECT_ERROR(at::softmax(rows.tensor(), 0), "aten::_softmax", "Shard(0)", "redistribute");
+    // And the next collective still works.
+    expect_close(rows.full_tensor(), values({4, 4}, 0));
+  });
+}
+
+TEST(Strict, RefusesOperatorsWithoutARule) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    const auto square = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
+    EXPECT_TRUE(at::equal(DistributedTensor(at::nonzero(square)).full_tensor(),
+                          at::nonzero(values({4, 4}, 0))));
+    StrictScope strict;
+    EXPECT_ERROR(at::nonzero(square.tensor()), "aten::nonzero has no sharding rule for");
+  });
+}
+
+TEST(Strict, AllowsReadingOneValue) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    StrictScope strict;
+    const auto rows = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
+    EXPECT_EQ(rows.tensor().sum().item<float>(), 5);
+    EXPECT_TRUE(rows.tensor().sum().is_nonzero());
+  });
+}
+
+TEST(Policy, CountsImplicitRedistributions) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    const auto rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
+    const auto before = implicit_redistributions();
+    at::exp(rows.tensor());
+    EXPECT_EQ(implicit_redistributions(), before);
+    at::softmax(rows.tensor(), 0);
+    EXPECT_EQ(implicit_redistributions(), before + 1);
+  });
+}
+
+TEST(Policy, RefusesPlainTensorsUnlessVouchedFor) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
+    EXPECT_ERROR(rows + values({4, 4}, 1), "mixes distributed tensors with plain ones",
+                 "argument 0, [4, 4] on (tp=2) as [Shard(0)]; argument 1, [4, 4], is plain):",
+                 "distribute those first", "ReplicationScope");
+    EXPECT_ERROR(at::cat({values({4, 4}, 1), rows}), "(argument 0[0], [4, 4], is plain;",
+                 "argument 0[1], [4, 4] on (tp=2)");
+    EXPECT_NO_THROW(rows + 1);
+    ReplicationScope replicated;
+    expect_close(DistributedTensor(rows + values({4, 4}, 1)).full_tensor(),
+                 values({4, 4}, 0) + values({4, 4}, 1));
+  });
+}
+
+TEST(Policy, RefusesTwoMeshesInOneOperator) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor a = distribute_tensor(at::ones({4}), rank.mesh({2}, {"a"}), {Shard{0}});
+    const at::Tensor b = distribute_tensor(at::ones({4}), rank.mesh({2}, {"b"}), {Shard{0}});
+    EXPECT_ERROR(a + b, "on different meshes");
+  });
+}
+
+TEST(Failure, OnOneRankEndsTheOthers) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"a"});
+    const auto t = distribute_tensor(at::ones({4}), mesh, {Shard{0}});
+    t.full_tensor();
+    if (rank.rank() == 1) {
+      fail("lost");
+    }
+    t.full_tensor();
+  });
+  EXPECT_EQ(errors[1], "lost");
+  EXPECT_CONTAINS(errors[0], "all_gather in group", "look for");
+}
+
+}  // namespace
+
+// The examples in the comments of register_rule.h and local_map.h, as they stand there.
+
+namespace {
+
+at::Tensor scale(const at::Tensor& x, double factor) {
+  return x * factor;
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  return at::mm(a, b);
+}
+
+TORCH_LIBRARY(mylib, library) {
+  library.def("scale(Tensor x, float factor) -> Tensor");
+  library.def("product(Tensor a, Tensor b) -> Tensor");
+  library.impl("scale", torch::dispatch(c10::DispatchKey::CPU, &scale));
+  library.impl("product", torch::dispatch(c10::DispatchKey::CPU, &product));
+}
+
+const bool kRegistered = [] {
+  register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
+    ShardingRule rule;
+    ShardingRule::TensorFactors dims;
+    for (const std::int64_t size : call.tensor(0).sizes) {
+      dims.push_back({static_cast<int>(rule.factors.size())});
+      rule.factors.push_back({.size = size});
+    }
+    rule.inputs = {dims};
+    rule.outputs = {dims};
+    rule.linear = {{.partial_inputs = {0}, .op = ReduceOp::kSum}};
+    return rule;
+  });
+  register_rule(
+      "mylib::product",
+      std::vector<AcceptedPlacements>{{.inputs = {Shard{0}, Replicate{}}, .outputs = {Shard{0}}},
+                                      {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
+                                      {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}}},
+      [](const OpCall& call) {
+        return std::vector<std::vector<std::int64_t>>{
+            {call.tensor(0).size(0), call.tensor(1).size(1)}};
+      });
+  return true;
+}();
+
+at::Tensor call_scale(const at::Tensor& x, double factor) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow("mylib::scale", "")
+      .typed<at::Tensor(const at::Tensor&, double)>()
+      .call(x, factor);
+}
+
+at::Tensor call_product(const at::Tensor& a, const at::Tensor& b) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow("mylib::product", "")
+      .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>()
+      .call(a, b);
+}
+
+TEST(ExtensionExamples, ARuleOfFactorsKeepsShardsAndPartials) {
+  ASSERT_TRUE(kRegistered);
+  const auto values = at::arange(21, at::kDouble).view({7, 3});
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
+    const StrictScope strict;
+    for (const Placement& placement :
+         {Placement(Shard{0}), Placement(Shard{1}), Placement(Partial{})}) {
+      const auto x = distribute_tensor(values, mesh, {placement});
+      const CommunicationScope communication(mesh);
+      const DistributedTensor scaled(call_scale(x, 2.5));
+      EXPECT_EQ(communication.total().calls, 0);
+      EXPECT_EQ(scaled.placements(), Placements{placement});
+      EXPECT_TRUE(at::allclose(scaled.full_tensor(), values * 2.5));
+    }
+  });
+}
+
+TEST(ExtensionExamples, AcceptedPlacementsGiveTheirResults) {
+  const auto a = at::arange(12, at::kDouble).view({4, 3}), b = a.t().contiguous().cos();
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
+    const StrictScope strict;
+    struct Row {
+      Placement a, b, result;
+    };
+    for (const Row& row :
+         {Row{Shard{0}, Replicate{}, Shard{0}}, Row{Replicate{}, Shard{1}, Shard{1}},
+          Row{Shard{1}, Shard{0}, Partial{}}}) {
+      const DistributedTensor result(
+          call_product(distribute_tensor(a, mesh, {row.a}), distribute_tensor(b, mesh, {row.b})));
+      EXPECT_EQ(result.placements(), Placements{row.result});
+      EXPECT_TRUE(at::allclose(result.full_tensor(), at::mm(a, b)));
+    }
+  });
+}
+
+TEST(ExtensionExamples, LocalMapRunsOnShardsForwardAndBackward) {
+  const auto values = at::arange(24, at::kDouble).view({8, 3});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor().detach();
+    x.requires_grad_();
+    const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {
+      return std::vector{locals[0].square().sum()};
+    };
+    at::Tensor loss = local_map(sum_of_squares, {x}, mesh, {{Partial{}}}).front();
+    loss.backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(loss).full_tensor(), values.square().sum()));
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), 2 * values));
+  });
+}
+
+}  // namespace
+
+// Each kind of plan, and a call that is planned so.
+
+namespace {
+
+using detail::CallKind;
+using testing::values;
+
+/// A rank of two, which plans and does not communicate.
+at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
+  static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
+  return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
+}
+
+struct KindCase {
+  const char* what;
+  const char* op;
+  std::vector<c10::IValue> arguments;  ///< those left out take their defaults
+  CallKind kind;
+  CallKind otherwise;
+};
+
+std::ostream& operator<<(std::ostream& out, const KindCase& c) {
+  return out << c.what;
+}
+
+KindCase plain(const char* what, const char* op, std::vector<c10::IValue> arguments,
+               CallKind kind) {
+  return {what, op, std::move(arguments), kind, kind};
+}
+
+std::vector<KindCase> kind_cases() {
+  const auto rows = on_two_ranks(values({4, 4}), Shard{0});
+  const auto thin = on_two_ranks(values({3, 4}), Shard{0});
+  const auto many_rows = on_two_ranks(values({1024, 4}), Shard{0});
+  const auto whole = on_two_ranks(values({4, 4}), Replicate{});
+  const auto pending = on_two_ranks(values({4, 4}), Partial{});
+  const auto columns = on_two_ranks(values({4, 4}), Shard{1});
+  const auto targets = on_two_ranks(at::arange(4), Replicate{});
+  const auto batch = on_two_ranks(at::eye(2, at::kDouble).repeat({4, 1, 1}), Shard{0});
+  const auto expanded = on_two_ranks(values({4, 1}), Shard{0}).expand({4, 3});
+  const auto index = on_two_ranks(at::arange(4), Shard{0});
+  const auto own_generator = at::detail::createCPUGenerator(1);
+  const c10::List<at::Tensor> split({rows}), replicated({whole}), partial({pending});
+  return {
+      plain("NoDistributedTensor", "aten::mm", {values({4, 4}), values({4, 4})}, CallKind::kPlain),
+      plain("WrittenInTermsOfOthers", "aten::rand_like", {rows}, CallKind::kDecomposed),
+      plain("NothingToMove", "aten::mm", {rows, whole}, CallKind::kDirect),
+      plain("APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})},
+            CallKind::kDirect),
+      plain("AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, CallKind::kDirect),
+      // Ranks that have one row of three would not agree on the order of columns in memory.
+      plain("AResultOfThinParts", "aten::sum.dim_IntList", {thin, std::vector<std::int64_t>{0}},
+            CallKind::kLocal),
+      plain("AResultOfThickParts", "aten::sum.dim_IntList", {rows, std::vector<std::int64_t>{0}},
+            CallKind::kDirect),
+      plain("AnInputToMove", "aten::_softmax", {rows, 0, false}, CallKind::kLocal),
+      plain("NoRule", "aten::take", {rows, index}, CallKind::kLocal),
+      plain("AWriteToOnePlaceTwice", "aten::add_.Tensor", {expanded, expanded},
+            CallKind::kFailTogether),
+      plain("MatricesOfTheRanks", "aten::_linalg_eigh", {batch}, CallKind::kAgreed),
+      plain("MatricesThatAreToBeChecked", "aten::linalg_inv_ex", {batch, true}, CallKind::kAgreed),
+      plain("MatricesThatAreNot", "aten::linalg_inv_ex", {batch, false}, CallKind::kDirect),
+      plain("AFormThatSendsLess", "aten::argmax", {many_rows, 0}, CallKind::kLowering),
+      plain("AFormWhoseCollectivesAreItsOwn", "tessera::cross_entropy", {columns, targets},
+            CallKind::kLowering),
+      plain("NumbersByElement", "aten::uniform_", {rows}, CallKind::kRandomInplace),
+      plain("NumbersOfTheCallersGenerator", "aten::uniform_", {rows, 0.0, 1.0, own_generator},
+            CallKind::kLocal),
+      plain("NumbersThatAreIntegers", "aten::bernoulli_.float", {index, 0.5},
+            CallKind::kRandomInplace),
+      plain("NumbersOfAnotherOperator", "aten::poisson", {rows}, CallKind::kLocal),
+      plain("DropoutByElement", "aten::native_dropout", {rows, 0.5, true},
+            CallKind::kNativeDropout),
+      plain("ListsAsTheyAre", "aten::_foreach_add_.List", {split, split}, CallKind::kDirect),
+      {"ListsOfCopies",
+       "aten::_foreach_add_.List",
+       {split, partial},
+       CallKind::kForeach,
+       CallKind::kLocal},
+      {"AWriteOfASplitGradient",
+       "aten::index_add_",
+       {whole, 0, index, rows},
+       CallKind::kBackwardZeros,
+       CallKind::kLocal},
+      plain("AWriteThatMovesNothing", "aten::masked_fill_.Scalar", {rows, rows.gt(0), 1.0},
+            CallKind::kDirect),
+      {"Zeros", "aten::zeros_like", {rows}, CallKind::kNewZeros, CallKind::kDirect},
+      {"AnOperatorThatAutogradMayNotKnow",
+       "tessera_test::halve",
+       {rows},
+       CallKind::kRecorded,
+       CallKind::kDirect},
+  };
+}
+
+detail::CallPlan plan_of(const KindCase& c) {
+  const auto op = detail::find_operator(c.op);
+  std::vector<c10::IValue> arguments = c.arguments;
+  const auto& parameters = op.schema().arguments();
+  while (arguments.size() < parameters.size()) {
+    arguments.push_back(parameters[arguments.size()].default_value().value_or(c10::IValue()));
+  }
+  return detail::plan_call(op, detail::operator_info(op), arguments);
+}
+
+TEST(CallKind, FollowsFromTheCall) {
+  for (const KindCase& c : kind_cases()) {
+    const auto plan = plan_of(c);
+    EXPECT_EQ(static_cast<int>(plan.kind), static_cast<int>(c.kind)) << c;
+    if (c.kind != c.otherwise) {
+      EXPECT_EQ(static_cast<int>(plan.otherwise), static_cast<int>(c.otherwise)) << c;
+    }
+  }
+}
+
+TEST(CallKind, HasARowForEachKind) {
+  std::set<CallKind> kinds;
+  for (const KindCase& c : kind_cases()) {
+    kinds.insert(c.kind);
+  }
+  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kRecorded) + 1);
+}
+
+// What a view of a gathered tensor holds is a copy: such a call is never run as it is.
+TEST(CallKind, IsNotDirectForADetachedView) {
+  const auto rows = on_two_ranks(values({4, 4}), Shard{0});
+  const auto view = rows.slice(0, 1, 3);
+  const auto kind_of_neg = [](const at::Tensor& tensor) {
+    return plan_of(plain("neg", "aten::neg", {tensor}, CallKind::kLocal)).kind;
+  };
+  EXPECT_EQ(static_cast<int>(kind_of_neg(rows)), static_cast<int>(CallKind::kDirect));
+  EXPECT_EQ(static_cast<int>(kind_of_neg(view)), static_cast<int>(CallKind::kLocal));
 }
 
 }  // namespace

@@ -37,11 +37,6 @@ std::vector<Function> functions() {
        2,
        [](const Tensors& t) { return detail::silu_mul(t[0], t[1]); },
        {"tessera::silu_mul", "tessera::silu_mul_backward"}},
-      {"silu_mul",
-       {values({4, 6})},
-       1,
-       [](const Tensors& t) { return detail::silu_mul(t[0]); },
-       {"tessera::silu_and_mul", "tessera::silu_and_mul_backward"}},
       {"rms_norm",
        {values({4, 6}), values({6}, 1)},
        2,
@@ -83,14 +78,6 @@ std::vector<Function> functions() {
          return q * k;
        },
        {"tessera::rotary_embedding_qk", "tessera::rotary_embedding_qk"}},
-      {"rotary_qkv",
-       {values({4, 3, 2, 3, 4}), values({3, 4}, 1), values({3, 4}, 2)},
-       1,
-       [](const Tensors& t) {
-         const auto [q, k, v] = detail::rotary_qkv(t[0], t[1], t[2]);
-         return q.squeeze(3) * k * v;
-       },
-       {"tessera::rotary_qkv", "tessera::rotary_qkv_backward"}},
       {"chunked_attention",
        {values({4, 4, 6, 8}), values({4, 2, 12, 8}, 1), values({4, 2, 12, 8}, 2)},
        3,

@@ -97,7 +97,6 @@ const std::vector<OperatorCase>& operators_of_this_library() {
   static const std::vector<OperatorCase> all{
       {"silu_mul", {{7, 6}, {7, 6}}, [](auto& t) { return detail::silu_mul(t[0], t[1]); }},
       {"silu_mul_empty", {{1, 3}, {1, 3}}, [](auto& t) { return detail::silu_mul(t[1], t[0]); }},
-      {"silu_mul_of_one", {{7, 12}}, [](auto& t) { return detail::silu_mul(t[0]); }},
       {"fp8_linear", {{4, 3, 8}, {10, 8}}, [](auto& t) { return detail::fp8_linear(t[0], t[1]); }},
       {"fp8_linear_odd", {{7, 5}, {3, 5}}, [](auto& t) { return detail::fp8_linear(t[0], t[1]); }},
       {"fp8_linear_weight",
@@ -123,12 +122,6 @@ const std::vector<OperatorCase>& operators_of_this_library() {
        [](auto& t) {
          const auto [q, k] = detail::rotary_embedding(t[0], t[1], t[2].detach(), t[3].detach());
          return q * k;
-       }},
-      {"rotary_qkv",
-       {{3, 5, 4, 4, 4}, {5, 4}, {5, 4}},
-       [](auto& t) {
-         const auto [q, k, v] = detail::rotary_qkv(t[0], t[1].detach(), t[2].detach());
-         return q * k.unsqueeze(3) + v.unsqueeze(3);
        }},
       {"own_dropout", {{4, 7, 5}}, [](auto& t) { return detail::dropout(t[0], 0.4, {1, 2}, 7); }},
       {"own_dropout_empty", {{1, 5}}, [](auto& t) { return detail::dropout(t[0], 0.4, {1, 2}); }},

@@ -1,11 +1,17 @@
-// Operators that libtorch builds of many others, where it writes to views, reads expanded tensors
-// or meets shards without a position.
+#include <limits>
+#include <optional>
+#include <ostream>
 
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
+#include "testing/environment.h"
 
 namespace tessera {
+
+// Operators that libtorch builds of many others, where it writes to views, reads expanded tensors
+// or meets shards without a position.
+
 namespace {
 
 using testing::OperatorCase;
@@ -145,6 +151,345 @@ TEST(Concatenation, GathersNothingForTensorsOfOneSize) {
     EXPECT_EQ(communication.total().calls, 0);
     EXPECT_EQ(joined.placements(), (Placements{StridedShard{0, 3}}));
     EXPECT_TRUE(at::equal(joined.full_tensor(), at::cat({value, value, value})));
+  });
+}
+
+}  // namespace
+
+// Quantiles of distributed tensors: gradients, what libtorch gives to the bit, and what it refuses.
+
+namespace {
+
+using testing::OperatorCase;
+using testing::Operators;
+
+std::vector<OperatorCase> quantiles() {
+  return {
+      {"quantile", {{5, 3}}, [](auto& t) { return at::quantile(t[0], 0.3, 0); }},
+      {"quantiles", {{5, 3}, {4}}, [](auto& t) { return at::quantile(t[0], t[1].square(), 1); }},
+      {"nanquantile", {{5, 3}}, [](auto& t) { return at::nanquantile(t[0], 0.5, 0, true); }},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Quantile, Operators, ::testing::ValuesIn(quantiles()),
+                         [](const auto& info) { return info.param.name; });
+
+/// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
+/// otherwise than many of few.
+at::Tensor values_of(std::int64_t rows) {
+  at::Tensor values =
+      at::sin(at::arange(rows * 3, at::kFloat)).mul(8).round().div(3).view({rows, 3});
+  values[rows / 2][1] = std::numeric_limits<float>::quiet_NaN();
+  return values;
+}
+
+using Quantile = at::Tensor (*)(const at::Tensor&, const at::Tensor&, std::optional<std::int64_t>,
+                                bool, c10::string_view);
+
+void expect_as_plain(Quantile quantile, const at::Tensor& values, const DeviceMesh& mesh,
+                     const char* interpolation) {
+  const at::Tensor tenths = at::arange(11, at::kFloat).div(10);
+  const ReplicationScope quantiles_are_equal;
+  for (const auto& q : {tenths, tenths[3], tenths.narrow(0, 7, 1)}) {
+    for (const auto dim : {std::optional<std::int64_t>{}, {0}, {1}, {-1}, {-2}}) {
+      for (const bool keepdim : {false, true}) {
+        const at::Tensor expected = quantile(values, q, dim, keepdim, interpolation);
+        const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor();
+        const DistributedTensor found(quantile(x, q, dim, keepdim, interpolation));
+        EXPECT_TRUE(at::allclose(found.full_tensor(), expected, 0, 0, /*equal_nan=*/true))
+            << interpolation << " of " << q << " along " << dim.value_or(9) << "\n"
+            << found.full_tensor() << "\nexpected\n"
+            << expected;
+      }
+    }
+  }
+}
+
+TEST(Quantile, IsLibtorchsToTheBit) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    for (const std::int64_t rows : {1, 5}) {
+      for (const auto* interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}) {
+        expect_as_plain(&at::quantile, values_of(rows), mesh, interpolation);
+        expect_as_plain(&at::nanquantile, values_of(rows), mesh, interpolation);
+      }
+    }
+  });
+}
+
+TEST(Quantile, WritesToADistributedResult) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(values_of(6), mesh, {Shard{0}}).tensor();
+    at::Tensor out = distribute_tensor(at::zeros({3}), mesh, {Replicate{}}).tensor();
+    at::nanquantile_out(out, x, 0.3, 0);
+    const at::Tensor expected = at::nanquantile(values_of(6), 0.3, 0);
+    EXPECT_TRUE(at::equal(DistributedTensor(out).full_tensor(), expected));
+    EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
+  });
+}
+
+}  // namespace
+
+// Zeros that a gradient's formula writes into may get another layout; other tensors may not.
+
+namespace {
+
+using testing::values;
+
+/// The gradient of the largest element among all but the first row, which are picked by a split
+/// index.
+at::Tensor gradient_of_rows(const at::Tensor& x, const at::Tensor& rows) {
+  const auto leaf = x.detach().requires_grad_();
+  leaf.index_select(0, rows).mul(2).max().backward();
+  return leaf.grad();
+}
+
+TEST(BackwardZeros, TakesGradientsOfASplitIndex) {
+  const auto x = values({8, 5}), rows = at::tensor({1, 2, 3, 4, 4, 5, 6, 7}, at::kLong);
+  const auto expected = gradient_of_rows(x, rows);
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
+    const auto found = gradient_of_rows(distribute_tensor(x, mesh, {Replicate{}}),
+                                        distribute_tensor(rows, mesh, {Shard{0}}));
+    EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), expected));
+    EXPECT_EQ(to_string(DistributedTensor(found).placements()), "[Replicate()]");
+  });
+}
+
+TEST(BackwardZeros, LeavesATensorThatAHookWritesToAlone) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
+    const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
+    const at::Tensor leaf =
+        distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
+    const auto twice = leaf * 2;
+    twice.register_hook([&](const at::Tensor& gradient) { sums.index_add_(0, rows, gradient); });
+    twice.sum().backward();
+    EXPECT_EQ(to_string(DistributedTensor(sums).placements()), "[Replicate()]");
+    EXPECT_TRUE(at::equal(DistributedTensor(sums).full_tensor(), at::ones({8, 5}, at::kDouble)));
+  });
+}
+
+TEST(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
+    const at::Tensor leaf =
+        distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
+    const auto twice = leaf * 2;
+    twice.register_hook([&](const at::Tensor& gradient) {
+      const auto zeros = gradient.new_zeros({9, 5});
+      zeros.index_add_(0, rows, gradient).index_add_(0, rows, gradient);
+      return zeros.narrow(0, 0, 8);
+    });
+    twice.sum().backward();
+    EXPECT_TRUE(at::equal(DistributedTensor(leaf.grad()).full_tensor(),
+                          at::full({8, 5}, 4.0, at::kDouble)));
+  });
+}
+
+}  // namespace
+
+// Composite operators with out=: what they write must arrive in the distributed tensor.
+
+namespace {
+
+using testing::values;
+using Tensors = std::vector<at::Tensor>;
+
+struct OutCase {
+  std::string name;
+  std::vector<std::vector<std::int64_t>> inputs;
+  std::function<void(at::Tensor& out, const Tensors&)> run;
+  std::vector<std::int64_t> result;
+};
+
+std::ostream& operator<<(std::ostream& stream, const OutCase& c) {
+  return stream << c.name;
+}
+
+class OutVariant : public ::testing::TestWithParam<OutCase> {};
+
+TEST_P(OutVariant, WritesToATensorHoweverItLies) {
+  const auto& c = GetParam();
+  Tensors plain;
+  for (const auto& sizes : c.inputs) {
+    plain.push_back(values(sizes));
+  }
+  auto expected = at::zeros(c.result, at::kDouble);
+  c.run(expected, plain);
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
+    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+      Tensors inputs;
+      for (const auto& x : plain) {
+        inputs.push_back(distribute_tensor(x, mesh, {Shard{0}}));
+      }
+      at::Tensor out = distribute_tensor(at::zeros(c.result, at::kDouble), mesh, {placement});
+      c.run(out, inputs);
+      EXPECT_EQ(DistributedTensor(out).placements(), Placements{placement});
+      EXPECT_TRUE(at::allclose(DistributedTensor(out).full_tensor(), expected));
+    }
+  });
+}
+
+// Split, the first two lie on one or two ranks; the operators of the others would resize theirs.
+std::vector<OutCase> out_cases() {
+  return {
+      {"maximum_of_all",
+       {{4}},
+       [](auto& out, auto& t) { at::amax_out(out, t[0], {0}, true); },
+       {1}},
+      {"sum_of_columns", {{5, 2}}, [](auto& out, auto& t) { at::sum_out(out, t[0], {0}); }, {2}},
+      {"kron", {{3, 2}, {2, 3}}, [](auto& out, auto& t) { at::kron_out(out, t[0], t[1]); }, {6, 6}},
+      {"matmul_of_batches",
+       {{5, 3, 2}, {5, 2, 4}},
+       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); },
+       {5, 3, 4}},
+      {"matmul_of_a_batch_and_a_matrix",
+       {{5, 3, 2}, {2, 4}},
+       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); },
+       {5, 3, 4}},
+      {"log_sigmoid", {{5, 3}}, [](auto& out, auto& t) { at::log_sigmoid_out(out, t[0]); }, {5, 3}},
+      {"solve",
+       {{5, 2, 2}, {5, 2, 3}},
+       [](auto& out, auto& t) { at::linalg_solve_out(out, t[0], t[1]); },
+       {5, 2, 3}},
+      {"msort", {{5, 3}}, [](auto& out, auto& t) { at::msort_out(out, t[0]); }, {5, 3}},
+      {"det", {{5, 2, 2}}, [](auto& out, auto& t) { at::linalg_det_out(out, t[0]); }, {5}},
+      {"inverse",
+       {{5, 2, 2}},
+       [](auto& out, auto& t) { at::linalg_inv_out(out, t[0]); },
+       {5, 2, 2}},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Composite, OutVariant, ::testing::ValuesIn(out_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
+  const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
+    at::Tensor out = distribute_tensor(at::zeros({15, 1}, at::kDouble), mesh, {Shard{0}});
+    at::kron_out(out, x, x);
+  });
+  EXPECT_CONTAINS(errors, "would resize a distributed tensor of sizes [15, 1] to [25, 9]");
+}
+
+TEST(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
+    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+      at::Tensor out = distribute_tensor(at::zeros({2, 1}, at::kDouble), mesh, {placement});
+      EXPECT_ERROR(at::add_out(out, x, x),
+                   "would resize a distributed tensor of sizes [2, 1] to [5, 3]");
+      EXPECT_EQ(DistributedTensor(out).full_tensor().sizes(), at::IntArrayRef({2, 1}));
+    }
+  });
+}
+
+TEST(OutVariantOfAnotherSize, ResizesAnEmptyTensor) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
+    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+      at::Tensor out = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {placement});
+      at::add_out(out, x, x);
+      EXPECT_TRUE(at::equal(DistributedTensor(out).full_tensor(), values({5, 3}).mul(2)));
+    }
+  });
+}
+
+}  // namespace
+
+// aten::embedding whose vocabulary is split.
+
+namespace {
+
+at::Tensor table(std::int64_t rows) {
+  return at::arange(rows * 3, at::kDouble).view({rows, 3}).cos();
+}
+
+const at::Tensor& indices() {
+  static const auto all = at::tensor({6, 0, 3, 3, 1, 6}, at::kLong).view({2, 3});
+  return all;
+}
+
+struct Case {
+  Placements weight, indices, result;
+};
+
+const std::vector<Case>& cases() {
+  const Partial sum;
+  const Replicate whole;
+  static const std::vector<Case> all{
+      {{Shard{0}, whole}, {whole, whole}, {sum, whole}},
+      {{Shard{0}, Shard{0}}, {whole, whole}, {sum, sum}},
+      {{StridedShard{0, 2}, Shard{0}}, {whole, whole}, {sum, sum}},
+      {{whole, Shard{0}}, {Shard{0}, whole}, {Shard{0}, sum}},
+      {{Shard{1}, Shard{0}}, {whole, whole}, {Shard{2}, sum}},
+  };
+  return all;
+}
+
+TEST(VocabularyParallel, LooksUpWithoutACollective) {
+  const testing::DebugChecks none("0");
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    const StrictScope strict;
+    for (const std::int64_t rows : {8, 7, 9}) {
+      for (const auto& c : cases()) {
+        const auto weight = distribute_tensor(table(rows), mesh, c.weight);
+        const auto index = distribute_tensor(indices(), mesh, c.indices);
+        const CommunicationScope communication(mesh);
+        const DistributedTensor result(at::embedding(weight, index));
+        EXPECT_EQ(communication.total().calls, 0);
+        EXPECT_EQ(result.placements(), c.result);
+        EXPECT_TRUE(at::equal(result.full_tensor(), at::embedding(table(rows), indices())));
+      }
+    }
+  });
+}
+
+TEST(VocabularyParallel, HasEmptyShards) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    const auto weight = distribute_tensor(table(2), mesh, {Shard{0}});
+    const auto index = distribute_tensor(at::tensor({1, 0, 1}, at::kLong), mesh, {Replicate{}});
+    const DistributedTensor result(at::embedding(weight, index));
+    EXPECT_TRUE(at::equal(result.full_tensor(), table(2).index_select(0, at::tensor({1, 0, 1}))));
+  });
+}
+
+TEST(VocabularyParallel, GradientLiesAsTheWeightAndGathersNothing) {
+  for (const std::int64_t rows : {8, 7}) {
+    auto plain = table(rows).requires_grad_();
+    at::embedding(plain, indices()).pow(2).sum().backward();
+    RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+      for (const auto& c : cases()) {
+        const auto weight = distribute_tensor(table(rows), mesh, c.weight).tensor().detach();
+        weight.requires_grad_();
+        const auto index = distribute_tensor(indices(), mesh, c.indices);
+        const CommunicationScope communication(mesh);
+        const auto result = at::embedding(weight, index);
+        DistributedTensor(result)
+            .redistribute({Replicate{}, Replicate{}})
+            .tensor()
+            .pow(2)
+            .sum()
+            .backward();
+        const DistributedTensor gradient(weight.grad());
+        EXPECT_EQ(gradient.placements(), c.weight);
+        for (const auto& [key, traffic] : communication.table()) {
+          EXPECT_LT(traffic.bytes, 2 * plain.numel() * 8) << key.first << " " << key.second;
+        }
+        EXPECT_TRUE(at::allclose(gradient.full_tensor(), plain.grad())) << to_string(c.weight);
+      }
+    });
+  }
+}
+
+TEST(VocabularyParallel, RefusesAnIndexThatNoShardHas) {
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
+    const auto weight = distribute_tensor(table(5), mesh, {Shard{0}});
+    for (const std::int64_t wrong : {5, -1}) {
+      const auto index = distribute_tensor(at::tensor({wrong}), mesh, {Replicate{}});
+      EXPECT_ERROR(at::embedding(weight, index), "outside the 5 rows");
+    }
   });
 }
 

@@ -1,15 +1,21 @@
-// What helps to write and to look at distributed programs.
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <sstream>
 
+#include "tessera/comm/trace.h"
 #include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/visualize.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
 
 namespace tessera {
+
+// What helps to write and to look at distributed programs.
+
 namespace {
 
 using testing::values;
@@ -178,6 +184,285 @@ TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
           at::equal(draw({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}, {}).full_tensor(), expected));
     });
   }
+}
+
+DeviceMesh square(int rank) {
+  return init_device_mesh(comm::fake_world(rank, 4), {2, 2}, {"dp", "tp"});
+}
+
+TEST(Printing, ShowsPlacementsMeshAndThisRanksValues) {
+  const auto x = arange(0, 7, 1, square(2), {Shard{0}, Replicate{}}, at::kFloat);
+  std::ostringstream out;
+  out << x;
+  EXPECT_CONTAINS(out.str(), "DistributedTensor([7], Float", "dp=2, tp=2",
+                  "[Shard(0), Replicate()]", "rank 2 holds [4:7]:", " 4\n 5\n 6");
+}
+
+TEST(Printing, StreamsASpec) {
+  const auto x = zeros({8, 4}, square(0), {Shard{0}, Replicate{}});
+  EXPECT_EQ(detail::concat(x.spec()), "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]");
+}
+
+TEST(Printing, ShowsEveryBlockOfAPartInSeveral) {
+  const auto x =
+      zeros({8}, init_device_mesh(comm::fake_world(1, 2), {2}, {"x"}), {StridedShard{0, 2}});
+  EXPECT_CONTAINS(to_string(x), "holds [2:4] and [6:8]");
+}
+
+TEST(Printing, LeavesOutMany) {
+  EXPECT_CONTAINS(to_string(zeros({64, 64}, square(0), {Shard{0}, Replicate{}})),
+                  "(2048 elements)");
+}
+
+TEST(Printing, ShowsEmptyPartsAndScalars) {
+  EXPECT_CONTAINS(to_string(zeros({2}, square(3), {Shard{0}, Shard{0}})), "rank 3 holds nothing");
+  EXPECT_CONTAINS(to_string(full({}, 2.5, square(3), {Replicate{}, Partial{}})), "Partial(sum)",
+                  "0");
+  EXPECT_EQ(to_string(DistributedTensor()), "DistributedTensor()");
+}
+
+TEST(Printing, ReducesWhatIsPartial) {
+  RunRanks(3, [](Rank& rank) {
+    const auto local = at::full({2}, rank.rank() + 1.0);
+    const auto x = DistributedTensor::from_local(local, rank.mesh({3}, {"x"}), {Partial{}});
+    EXPECT_CONTAINS(to_string(x), "Partial(sum)", "holds, reduced, [0:2]:", " 6\n 6");
+    EXPECT_EQ(x.placements(), Placements{Partial{}});
+  });
+}
+
+TEST(Printing, ShowsTheTermOfOneRankOnThatRankAlone) {
+  const testing::DebugChecks none("0");
+  RunRanks(3, [](Rank& rank) {
+    const auto local = at::full({2}, rank.rank() + 1.0);
+    const auto x = DistributedTensor::from_local(local, rank.mesh({3}, {"x"}), {Partial{}});
+    if (rank.rank() != 1) {
+      return;
+    }
+    EXPECT_CONTAINS(local_to_string(x), "Partial(sum)", "rank 1 holds [0:2]:", " 2\n 2");
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
+}
+
+TEST(Printing, NeedsNoValues) {
+  EXPECT_CONTAINS(to_string(zeros({4}, square(0), {Shard{0}, Replicate{}}, at::kMeta)), "meta");
+}
+
+TEST(Printing, AnErrorForAPlainHandleNamesToString) {
+  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {4}, {4, 3}}) {
+    const at::Tensor x = zeros(sizes, square(0), {Replicate{}, Replicate{}});
+    std::ostringstream out;
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THROWN(c10::Error, out << x, "tessera::to_string");
+    }
+    EXPECT_THROWN(c10::Error, x.add(1).data_ptr<float>(), "to_local()");
+    EXPECT_TRUE(at::equal(DistributedTensor(x.add(0)).full_tensor(), at::zeros(sizes)));
+  }
+}
+
+/// Split unevenly within what a flattening made one dimension: no placements say so.
+DistributedTensor without_placements(int rank) {
+  const auto mesh = init_device_mesh(comm::fake_world(rank, 2), {2}, {"x"});
+  const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
+  return DistributedTensor::from_local(at::full({rank == 0 ? 4 : 2}, rank + 1.0), {mesh, layout},
+                                       {6});
+}
+
+TEST(Printing, ShowsALayoutThatHasNoPlacements) {
+  const auto x = without_placements(1);
+  EXPECT_ERROR(x.placements(), "has no form as a list of placements");
+  EXPECT_CONTAINS(to_string(x), "[3:m0 x 2]", "holds [4:6]", " 2\n 2");
+  EXPECT_CONTAINS(visualize(x), "[6] on", "[3:m0 x 2]", "0:4", "4:6");
+}
+
+}  // namespace
+
+// from_local and distribute_tensor compare the ranks' tensors where TESSERA_DEBUG asks for it: all
+// ranks throw, also where only one finds an error.
+
+namespace {
+
+/// The error that each of two ranks catches: the other rank must not wait for it.
+std::vector<std::string> errors_of(const testing::Body& body) {
+  std::vector<std::string> errors(2);
+  RunRanks(2, [&](Rank& rank) {
+    errors[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { body(rank); });
+    // Both are still in step.
+    const auto x = distribute_tensor(at::ones({4}), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_TRUE(at::equal(x.full_tensor(), at::ones({4})));
+  });
+  return errors;
+}
+
+TEST(Agreement, FailsOnAllRanksIfOneRankFails) {
+  const testing::DebugChecks debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    const auto local = at::zeros({rank.rank() == 0 ? 2 : 3});
+    DistributedTensor::from_local(local, rank.mesh({2}, {"x"}), {Shard{0}}, {{4}});
+  });
+  EXPECT_CONTAINS(errors[0], "disagree");
+  EXPECT_CONTAINS(errors[1], "rank 1 of");
+}
+
+TEST(Agreement, ComparesSpecs) {
+  const testing::DebugChecks debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto layout = Layout::replicated({2}, 1);
+    const auto dtype = rank.rank() == 0 ? at::kFloat : at::kDouble;
+    DistributedTensor::from_local(at::zeros({3}, dtype), ShardingSpec{mesh, layout}, {3});
+  });
+  EXPECT_CONTAINS(errors[0], "Float");
+  EXPECT_CONTAINS(errors[1], "Double");
+}
+
+TEST(Agreement, ComparesBeforeTheSourceScatters) {
+  const testing::DebugChecks debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    distribute_tensor(at::zeros({rank.rank() == 0 ? 4 : 6}), rank.mesh({2}, {"x"}), {Shard{0}},
+                      {.source = 0});
+  });
+  EXPECT_CONTAINS(errors[0], "[4]");
+  EXPECT_CONTAINS(errors[1], "[6]");
+}
+
+TEST(Agreement, ComparesPlacementsInDistributeTensor) {
+  const testing::DebugChecks debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
+  });
+  EXPECT_CONTAINS(errors[0], "Shard(0)");
+  EXPECT_CONTAINS(errors[1], "Shard(1)");
+}
+
+// As many elements, but of tensors of other sizes: nothing else would tell them apart.
+TEST(Agreement, ComparesEveryRedistribution) {
+  const testing::DebugChecks debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
+    const auto sizes =
+        rank.rank() == 0 ? std::vector<std::int64_t>{2, 8} : std::vector<std::int64_t>{8, 2};
+    DistributedTensor(x.tensor().view(sizes)).full_tensor();
+  });
+  EXPECT_CONTAINS(errors, "Float [2, 8] [m0 | -] -> [- | -]", "Float [8, 2] [m0 | -] -> [- | -]");
+}
+
+TEST(Agreement, CostsNothingWhereItIsOff) {
+  const testing::DebugChecks debug("0");
+  RunRanks(2, [](Rank& rank) {
+    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
+}
+
+TEST(Agreement, IsCheckedByDefaultInBuildsWithoutNdebug) {
+  const testing::DebugChecks unset("");
+#ifdef NDEBUG
+  static constexpr int kCalls = 0;
+#else
+  static constexpr int kCalls = 1;
+#endif
+  RunRanks(2, [](Rank& rank) {
+    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, kCalls);
+  });
+}
+
+}  // namespace
+
+// Optimizers on distributed parameters against the same on plain ones.
+
+namespace {
+
+using testing::values;
+
+std::vector<at::Tensor> parameters(const DeviceMesh* mesh) {
+  std::vector<at::Tensor> result;
+  const std::vector<Placements> placements{
+      {Shard{0}, Shard{0}}, {Replicate{}, Shard{1}}, {Shard{0}, Replicate{}}};
+  for (int i = 0; i < 3; ++i) {
+    auto value = values({7, 5}, i);
+    if (mesh != nullptr) {
+      value = distribute_tensor(value, *mesh, placements[static_cast<std::size_t>(i)])
+                  .tensor()
+                  .detach();
+    }
+    result.push_back(value.requires_grad_());
+  }
+  return result;
+}
+
+at::Tensor loss(const std::vector<at::Tensor>& p) {
+  return (p[0] * p[1]).pow(2).sum() + (p[2] * p[2] * p[2]).sum();
+}
+
+template <class Optimizer, class Options>
+std::vector<at::Tensor> train(const DeviceMesh* mesh, const Options& options) {
+  auto p = parameters(mesh);
+  Optimizer optimizer(p, options);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    loss(p).backward();
+    optimizer.step();
+  }
+  return p;
+}
+
+/// `train` gives the same parameters on a mesh as without one.
+void expect_same(const std::function<std::vector<at::Tensor>(const DeviceMesh*)>& train) {
+  const auto expected = train(nullptr);
+  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
+    const auto found = train(&mesh);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(at::allclose(testing::full_tensor(found[i]), expected[i])) << i;
+    }
+  });
+}
+
+TEST(Optimizer, LibtorchsAdamWRuns) {
+  expect_same([](const DeviceMesh* mesh) {
+    return train<torch::optim::AdamW>(mesh, torch::optim::AdamWOptions(0.1).weight_decay(0.1));
+  });
+}
+
+TEST(Optimizer, LibtorchsSgdWithMomentumRuns) {
+  expect_same([](const DeviceMesh* mesh) {
+    return train<torch::optim::SGD>(mesh, torch::optim::SGDOptions(0.1).momentum(0.9));
+  });
+}
+
+std::vector<at::Tensor> fused_step(const DeviceMesh* mesh) {
+  auto p = parameters(mesh);
+  loss(p).backward();
+  std::vector<at::Tensor> gradients, averages, squares, counts;
+  at::NoGradGuard no_grad;
+  for (auto& parameter : p) {
+    gradients.push_back(parameter.grad());
+    averages.push_back(at::zeros_like(parameter));
+    squares.push_back(at::zeros_like(parameter));
+    counts.push_back(at::ones({}, at::kFloat));
+  }
+  at::_fused_adamw_(p, gradients, averages, squares, {}, counts, 0.1, 0.9, 0.95, 0.1, 1e-8, false,
+                    false);
+  return p;
+}
+
+TEST(Optimizer, FusedAdamWRunsOnLists) {
+  expect_same(&fused_step);
+}
+
+TEST(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing) {
+  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
+    const auto p = parameters(&mesh), expected = parameters(nullptr);
+    at::NoGradGuard no_grad;
+    {
+      StrictScope strict;
+      at::_foreach_add_(p, p, 0.1);
+      at::_foreach_mul_(p, 0.9);
+    }
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      EXPECT_TRUE(at::allclose(testing::full_tensor(p[i]), expected[i].mul(1.1 * 0.9))) << i;
+    }
+  });
 }
 
 }  // namespace

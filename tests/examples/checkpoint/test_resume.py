@@ -51,20 +51,6 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
                 for ours, theirs in zip(got, want):
                     self.assertLess(abs(ours[1] / theirs[1] - 1), 1e-5, f"step {ours[0]}")
 
-    def test_with_fused_projections_from_separate_ones_and_back(self):
-        want = training_runs.figures(self.unbroken / "metrics.jsonl")
-        run = self.broken_copy("fused")
-        fused = ["--fused-projections", *self.checkpoints(run), "--checkpoint-every", EVERY, "--resume"]
-        self.train("fused", fused, 1, 2)
-        back = self.broken_copy("back", run)
-        shutil.copytree(run / f"steps/step-0000000{2 * EVERY}", back / f"steps/step-0000000{2 * EVERY}")
-        self.train("back", [*self.checkpoints(back), "--resume"], 2, 1)
-        for folder in (run, back):
-            got = training_runs.figures(folder / "metrics.jsonl")
-            self.assertEqual(len(got), STEPS)
-            for ours, theirs in zip(got, want):
-                self.assertLess(abs(ours[1] / theirs[1] - 1), 1e-5, f"step {ours[0]}")
-
     def test_restores_the_loss_scale_without_a_copy_too(self):
         flags = ["--param-dtype", "fp16", "--no-async"]
         run = self.folder / "fp16"

@@ -1,34 +1,31 @@
-"""What tokenizers take for letters, marks and forms of a text, for every code point, beside the `tokenizers` package."""
+"""Patterns and steps on every code point of Unicode 3.2, compared with the `tokenizers` package. The libraries' Unicode
+versions differ in newer ones."""
 import json
 import random
+import unicodedata
 import unittest
 
 import programs
 import regex
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-# Planes 4 to 13, 15 and 16 have no characters: their first and last code points stand for the others.
-CODES = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000
-         and (code >> 16 in (0, 1, 2, 3, 14) or not 0x100 <= code & 0xffff < 0xff00)]
+CODES = [code for code in range(0x110000) if unicodedata.ucd_3_2_0.category(chr(code)) not in ("Cn", "Co", "Cs")]
 ALL = "".join(map(chr, CODES))
 LINES = "\n".join(ALL)
 PATTERNS = [
     r"\p{L}", r"\p{N}", r"\p{P}", r"\p{S}", r"\p{M}", r"\p{Z}", r"\P{L}", r"\p{^N}", r"\p{Alphabetic}", r"\p{Emoji}",
     r"\p{White_Space}", r"\p{Upper case}", r"\p{Ideographic}", r"\p{Extended_Pictographic}",
-    r"\w", r"\W", r"[\w]", r"[^\w]", r"[\W]", r"\s", r"[^\s]", r"\d", r"\h", ".", "[[:alpha:][:^punct:]]",
+    r"\w", r"\W", r"[\w]", r"[^\w]", r"[\W]", r"\s", r"[^\s]", r"[\S]", r"\d", r"\h", ".",
     r"[\p{L}&&[^a-z]]", r"[\p{L}\p{M}&&\p{Latin}&&[^A-Z]]", r"[^\p{L}&&[^\p{Han}]]", r"[a-f[\u4e00-\u9fa5]\x{1F600}-\x{1F64F}]",
     r"(?i:k)", r"(?i:[^s])", r"(?i:[a-z])", r"(?i:\p{Lu}|\u00e5)", r"\b.", r".\B"]
 
 
 def names(kind):
-    """One name for each value of a property that Oniguruma knows."""
+    """One name for each value of a property that some of the code points have."""
     chosen = {}
     for name, value in regex._regex.get_properties()[kind][1].items():
-        try:
-            Regex(rf"\p{{{name}}}")
-        except Exception:
-            continue
-        chosen.setdefault(value, name)
+        if (kind == "SCRIPT" or len(name) == 2) and regex.search(rf"\p{{{name}}}", ALL):
+            chosen.setdefault(value, name)
     return sorted(chosen.values())
 
 
@@ -71,10 +68,10 @@ class Unicode(programs.WithSharedFolder):
             [normalizers.Replace(Regex(rf"\p{{{name}}}+"), f"<{i}>") for i, name in enumerate(values)]))
 
     def test_scripts(self):
-        self.compare_values("SCRIPT", "UNKNOWN")
+        self.compare_values("SCRIPT", "HAN")
 
     def test_categories(self):
-        self.compare_values("GENERALCATEGORY", "UNASSIGNED")
+        self.compare_values("GENERALCATEGORY", "LO")
 
     def test_forms(self):
         for form in normalizers.NFC(), normalizers.NFD(), normalizers.NFKC(), normalizers.NFKD(), normalizers.Lowercase():

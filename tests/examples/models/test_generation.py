@@ -55,8 +55,6 @@ class Generation(programs.InFolder):
                 with self.subTest(name, tp=tp):
                     batch = ["--model", folder, *flag_of_each("--prompt", PROMPTS), *GREEDY]
                     self.assertEqual(texts(batch, tp), theirs)
-                    if name in ("llama2_with_biases", "qwen3"):
-                        self.assertEqual(texts([*batch, "--fused-projections"], tp), theirs)
 
     def test_key_value_heads_are_shared_where_ranks_are_more(self):
         """2 of them on 4 ranks: trained as on one, exported, and continued as transformers does."""

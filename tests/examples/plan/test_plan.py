@@ -24,7 +24,7 @@ RUNS = [
     (programs.TIED, (2, 1, 2), ["--ac", "selective", "--offload"]),
     (FEW_HEADS, (1, 4, 1), ["--no-loss-parallel", "--param-dtype", "bf16"]),
     (programs.ODD, (1, 2, 1, 2), []),
-    (programs.ODD, (2, 2, 1), ["--fused-projections", "--ac", "selective"]),
+    (programs.ODD, (2, 2, 1), ["--ac", "selective"]),
     (programs.SMALL, (2, 1, 1), ["--fp8", "--param-dtype", "bf16"]),
 ]
 MORE = [(programs.ODD, *run) for run in [
@@ -45,8 +45,8 @@ MORE = [(programs.ODD, *run) for run in [
     ((2, 2, 1), ["--lora-rank", 4, "--lora-dropout", 0.1]),
     ((2, 2, 1), ["--freeze", "model.layers.0.**"]),
     ((2, 1, 1), ["--ema", 0.9]),
-    ((3, 1, 1), ["--fused-projections", "--param-dtype", "bf16"]),
-    ((1, 4, 1), ["--fused-projections", "--no-sp"]),
+    ((3, 1, 1), ["--param-dtype", "bf16"]),
+    ((1, 4, 1), ["--no-sp"]),
     ((2, 2, 1), ["--moment-dtype", "bf16"]),
     ((1, 1, 2, 2), ["--ac", "selective", "--accumulate", 2]),
     ((2, 1, 1, 2), ["--param-dtype", "bf16", "--document-mask", "--eos-token", 1008]),
@@ -59,7 +59,6 @@ MORE = [(programs.ODD, *run) for run in [
     (QWEN2, (1, 1, 1, 4), ["--ac", "full"]),
     (QWEN2, (2, 2, 1), ["--optimizer", "muon", "--param-dtype", "fp16", "--offload"]),
     (BIASES, (2, 2, 1), ["--offload", "--accumulate", 3]),
-    (QWEN3, (2, 2, 1), ["--fused-projections"]),
 ]
 
 

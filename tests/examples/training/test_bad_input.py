@@ -42,13 +42,6 @@ class BadInput(programs.InFolder):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
         self.refuse(self.data(config=config), "num_attention_heads 6", "tensor-parallel degree of 4", tp=4)
 
-    def test_fused_projections_where_they_cannot_be(self):
-        fused = "--fused-projections"
-        self.refuse([*self.data(), fused, "--optimizer", "muon"], fused, "--optimizer muon", "leave out one")
-        config = self.config_with(num_key_value_heads=2)
-        self.refuse([*self.data(config=config), fused], "num_key_value_heads 2", "tensor-parallel degree of 4",
-                    "fused projections", tp=4)
-
     def test_what_does_not_fit_the_model_is_found_before_the_ranks_meet(self):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
         # A rank whose rank 0 never comes.

@@ -24,11 +24,5 @@ class Initialisation(programs.InFolder):
                 digest = hashlib.sha256(self.exported_bytes(dp, tp)).hexdigest()
                 self.assertEqual(digest, GOLDEN)
 
-    def test_is_that_of_separate_projections_where_they_are_fused(self):
-        for dp, tp in [(1, 1), (3, 1), (2, 2), (1, 4)]:
-            with self.subTest(dp=dp, tp=tp):
-                fused = self.exported_bytes(dp, tp, flags=["--fused-projections"])
-                self.assertEqual(hashlib.sha256(fused).hexdigest(), GOLDEN)
-
     def test_depends_on_the_seed(self):
         self.assertNotEqual(self.exported_bytes(1, 1, seed=1), self.exported_bytes(1, 1, seed=2))

@@ -40,11 +40,6 @@ class Parity(programs.InFolder):
     def test_sizes_that_do_not_divide(self):
         self.run_case(programs.ODD, 80, [(1, 1, []), (4, 1, []), (2, 2, []), (1, 4, [])])
 
-    def test_fused_projections(self):
-        fused = ["--fused-projections"]
-        self.run_case(programs.ODD, 80, [(1, 1, fused), (2, 1, fused), (1, 2, fused), (1, 4, fused),
-                                         (2, 2, [*fused, "--ac", "selective"])], steps=8)
-
     def test_without_sequence_or_loss_parallelism(self):
         self.run_case(programs.SMALL, 64, [(2, 2, ["--no-sp"]), (2, 2, ["--no-loss-parallel"]),
                                            (1, 2, ["--no-sp", "--no-loss-parallel"])])

@@ -1,12 +1,115 @@
-#include "nccl/communicator.h"
+#include <nccl.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
+#include <random>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
 
+#include "nccl/nccl.h"
 #include "record/record.h"
-#include "runtime/device.h"
+#include "runtime/runtime.h"
 
 namespace fake_cuda {
+namespace {
+
+/// What NCCL moves at a time, where addresses allow it.
+constexpr std::size_t kUnit = 16;
+
+struct Buffer {
+  const void* data;
+  std::size_t bytes;
+
+  std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(data); }
+  std::uintptr_t end() const { return begin() + bytes; }
+  bool aligned_to(std::size_t unit) const { return begin() % unit == 0; }
+};
+
+Buffer input_of(const Operation& operation) {
+  return {operation.send, operation.input_bytes()};
+}
+
+Buffer output_of(const Operation& operation) {
+  const std::size_t bytes = operation.count * bytes_of(operation.type);
+  const auto ranks = static_cast<std::size_t>(operation.communicator->ranks());
+  const bool whole = operation.collective == Collective::kAllGather ||
+                     operation.collective == Collective::kAllToAll;
+  return {operation.receive, whole ? bytes * ranks : bytes};
+}
+
+bool overlap(const Buffer& a, const Buffer& b) {
+  return a.begin() < b.end() && b.begin() < a.end();
+}
+
+/// Where NCCL documents the operation as in place.
+bool in_place(const Operation& operation, const Buffer& input, const Buffer& output) {
+  const auto rank = static_cast<std::size_t>(operation.communicator->rank());
+  switch (operation.collective) {
+    case Collective::kAllGather:
+      return input.begin() == output.begin() + rank * input.bytes;
+    case Collective::kReduceScatter:
+      return output.begin() == input.begin() + rank * output.bytes;
+    case Collective::kAllToAll:
+      return false;
+    default:
+      return input.begin() == output.begin();
+  }
+}
+
+/// Empty for a buffer that NCCL can use. Ranks that do not take part have none.
+std::string fault_of(const Buffer& buffer, std::size_t element) {
+  if (buffer.data == nullptr || buffer.bytes == 0) {
+    return "";
+  }
+  if (kind_of(buffer.data) == MemoryKind::kPageable) {
+    return "a buffer is pageable memory of the host";
+  }
+  if (buffer.bytes > bytes_from(buffer.data)) {
+    return "a buffer reaches past the end of its memory";
+  }
+  return buffer.aligned_to(element) ? "" : "a buffer is not aligned to its elements";
+}
+
+}  // namespace
+
+bool check_buffers(const Operation& operation) {
+  const Buffer input = input_of(operation);
+  const Buffer output = output_of(operation);
+  const std::size_t element = bytes_of(operation.type);
+  std::string fault = fault_of(input, element);
+  fault = fault.empty() ? fault_of(output, element) : fault;
+  const bool both = input.data != nullptr && output.data != nullptr;
+  if (fault.empty() && both && overlap(input, output) && !in_place(operation, input, output)) {
+    fault = "input and output overlap, but not as an operation in place";
+  }
+  if (!fault.empty()) {
+    count_violation(name_of(operation.collective) + ": " + fault);
+  }
+  return fault.empty();
+}
+
+bool is_aligned(const Operation& operation) {
+  return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
+}
+
+std::size_t bytes_of_unaligned_parts(const Operation& operation) {
+  const bool in_parts = operation.collective == Collective::kAllGather ||
+                        operation.collective == Collective::kReduceScatter ||
+                        operation.collective == Collective::kAllToAll;
+  const std::size_t part = operation.count * bytes_of(operation.type);
+  return in_parts && operation.communicator->ranks() > 1 && part % kUnit != 0 ? part : 0;
+}
+
 namespace {
 
 struct Communicators {
@@ -79,4 +182,287 @@ void forget(ncclComm_t handle) {
   communicators().by_handle.erase(handle);
 }
 
+// ncclComm*: communicators are made, split, ended.
+namespace {
+
+constexpr std::chrono::seconds kPatience{30};
+
+/// The fault that is asked for.
+void hang_on_demand() {
+  static std::atomic<std::int64_t> begun = 0;
+  const std::int64_t number = ++begun;
+  while (settings().faults.init == number) {
+    std::this_thread::sleep_for(kPatience);
+  }
+}
+
+/// Likewise. The other ranks do not wait for that.
+void end_slowly_on_demand() {
+  static std::atomic<std::int64_t> ended = 0;
+  if (settings().faults.slow_end == ++ended) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
+ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
+                  const char* made_by) {
+  *out = nullptr;
+  hang_on_demand();
+  std::shared_ptr<Mailbox> mailbox = Mailbox::open(id, rank, ranks, kPatience);
+  if (mailbox == nullptr) {
+    count_violation("communicator " + id + ": not all of its " + std::to_string(ranks) +
+                    " ranks came within 30 s");
+    return ncclSystemError;
+  }
+  *out = remember(std::make_shared<Communicator>(id, rank, ranks, std::move(mailbox), made_by));
+  return ncclSuccess;
+}
+
+/// Every rank's `own`, by rank. Empty if a rank does not come.
+template <class T>
+std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
+  std::vector<T> all(static_cast<std::size_t>(communicator->ranks()));
+  const Operation operation{.collective = Collective::kAllGather,
+                            .send = &own,
+                            .receive = all.data(),
+                            .count = sizeof(T),
+                            .type = ncclInt8,
+                            .op = ncclSum,
+                            .root = 0,
+                            .communicator = communicator,
+                            .stream = nullptr};
+  return run_on_host(operation) ? all : std::vector<T>{};
+}
+
+/// All ranks of one host must end a communicator: NCCL may wait for them.
+void meet_at_end(const CommunicatorPtr& communicator) {
+  if (gather(communicator, std::int8_t{0}).empty()) {
+    count_violation("communicator " + communicator->id() +
+                    ": not all of its ranks ended it within 10 s");
+  }
+}
+
+/// The card of a rank: NCCL takes ranks of one NCCL_HOSTID, or of none, for ones of the same host.
+struct Place {
+  std::array<char, 64> host{};
+  int device = 0;
+
+  bool operator==(const Place&) const = default;
+};
+
+Place own_place(const Communicator& communicator) {
+  Place place{.device = communicator.device()};
+  if (const char* const host = std::getenv("NCCL_HOSTID")) {
+    std::string_view(host).copy(place.host.data(), place.host.size());
+  }
+  return place;
+}
+
+/// NCCL refuses ranks that share a card. Each rank finds out.
+ncclResult_t check_places(const CommunicatorPtr& communicator) {
+  const std::vector<Place> places = gather(communicator, own_place(*communicator));
+  for (auto place = places.begin(); place != places.end(); ++place) {
+    if (std::find(place + 1, places.end(), *place) != places.end()) {
+      return ncclInvalidUsage;
+    }
+  }
+  return places.empty() ? ncclRemoteError : ncclSuccess;
+}
+
+struct Wish {
+  int color;
+  int key;
+  int rank;
+};
+
+/// The parent's ranks that share the color, by key and then by rank.
+std::vector<Wish> members(std::vector<Wish> wishes, int color) {
+  std::erase_if(wishes, [color](const Wish& wish) { return wish.color != color; });
+  std::stable_sort(wishes.begin(), wishes.end(),
+                   [](const Wish& a, const Wish& b) { return a.key < b.key; });
+  return wishes;
+}
+
+}  // namespace
 }  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  count_call("ncclGetUniqueId");
+  std::random_device random;
+  std::ostringstream text;
+  text << std::hex << random() << random();
+  std::memset(id->internal, 0, sizeof(id->internal));
+  text.str().copy(id->internal, sizeof(id->internal) - 1);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
+  count_call("ncclCommInitRank");
+  const ncclResult_t made = make(out, id.internal, rank, ranks, "init");
+  if (made != ncclSuccess) {
+    return made;
+  }
+  const CommunicatorPtr communicator = find(*out);
+  const ncclResult_t places = check_places(communicator);
+  if (places != ncclSuccess) {
+    communicator->note_end("refused");
+    forget(std::exchange(*out, nullptr));
+  }
+  return places;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t*) {
+  return ncclCommInitRank(out, ranks, id, rank);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* out, int ranks, int rank, int, ncclUniqueId* ids,
+                                      ncclConfig_t*) {
+  return ncclCommInitRank(out, ranks, ids[0], rank);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+  count_call("ncclCommSplit");
+  *out = nullptr;
+  const CommunicatorPtr parent = find(handle);
+  if (parent == nullptr) {
+    return ncclInvalidArgument;
+  }
+  const std::string id = parent->child_id("split");
+  const std::vector<Wish> wishes = gather(parent, Wish{color, key, parent->rank()});
+  if (wishes.empty()) {
+    return ncclRemoteError;
+  }
+  if (color == NCCL_SPLIT_NOCOLOR) {
+    return ncclSuccess;
+  }
+  const std::vector<Wish> ranks = members(wishes, color);
+  const auto self = std::find_if(ranks.begin(), ranks.end(),
+                                 [&](const Wish& wish) { return wish.rank == parent->rank(); });
+  return make(out, id + "-" + std::to_string(color), static_cast<int>(self - ranks.begin()),
+              static_cast<int>(ranks.size()), "split");
+}
+
+// The excluded ranks do not call: they may be dead.
+ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int count, ncclComm_t* out,
+                            ncclConfig_t*, int flags) {
+  count_call("ncclCommShrink");
+  *out = nullptr;
+  const CommunicatorPtr parent = find(handle);
+  if (parent == nullptr) {
+    return ncclInvalidArgument;
+  }
+  if (flags == NCCL_SHRINK_ABORT) {
+    parent->abort();
+  }
+  const auto before = static_cast<int>(
+      std::count_if(excluded, excluded + count, [&](int rank) { return rank < parent->rank(); }));
+  return make(out, parent->child_id("shrink"), parent->rank() - before, parent->ranks() - count,
+              "shrink");
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t handle) {
+  count_call("ncclCommFinalize");
+  const CommunicatorPtr communicator = find(handle);
+  if (communicator == nullptr) {
+    return ncclInvalidArgument;
+  }
+  meet_at_end(communicator);
+  communicator->note_finalized();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t handle) {
+  count_call("ncclCommDestroy");
+  const CommunicatorPtr communicator = find(handle);
+  if (communicator == nullptr) {
+    return ncclInvalidArgument;
+  }
+  if (!communicator->finalized()) {
+    meet_at_end(communicator);
+  }
+  end_slowly_on_demand();
+  communicator->note_end("destroy");
+  forget(handle);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t handle) {
+  count_call("ncclCommAbort");
+  const CommunicatorPtr communicator = find(handle);
+  if (communicator == nullptr) {
+    return ncclInvalidArgument;
+  }
+  communicator->abort();
+  communicator->note_end("abort");
+  forget(handle);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
+  const CommunicatorPtr communicator = find(handle);
+  *error = communicator == nullptr ? ncclInvalidArgument : communicator->error();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(ncclComm_t handle, int* count) {
+  const CommunicatorPtr communicator = find(handle);
+  *count = communicator == nullptr ? 0 : communicator->ranks();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t handle, int* rank) {
+  const CommunicatorPtr communicator = find(handle);
+  *rank = communicator == nullptr ? 0 : communicator->rank();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+ncclResult_t ncclCommCuDevice(ncclComm_t handle, int* device) {
+  const CommunicatorPtr communicator = find(handle);
+  *device = communicator == nullptr ? 0 : communicator->device();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+// Registered buffers are used as any others.
+ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** handle) {
+  count_call("ncclCommRegister");
+  *handle = buffer;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(ncclComm_t, void*) {
+  count_call("ncclCommDeregister");
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t error) {
+  switch (error) {
+    case ncclSuccess:
+      return "no error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    default:
+      return "unhandled error of the fake NCCL";
+  }
+}
+
+const char* ncclGetLastError(ncclComm_t) {
+  return "an error of the fake NCCL";
+}
+
+}  // extern "C"

@@ -1,11 +1,281 @@
-#include "nccl/transfers.h"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <type_traits>
 
+#include "nccl/nccl.h"
 #include "record/record.h"
 
 namespace fake_cuda {
+
+constexpr std::size_t kCapacity = std::size_t{64} << 10;
+
+/// One writer, one reader. Both count bytes since the beginning.
+struct Mailbox::Queue {
+  alignas(64) std::atomic<std::uint64_t> written;
+  alignas(64) std::atomic<std::uint64_t> read;
+  alignas(64) std::array<std::byte, kCapacity> bytes;
+};
+
+/// Zeros, as the kernel hands it out, are its first state.
+struct Mailbox::Segment {
+  alignas(64) std::atomic<int> present;
+
+  Queue* queues() { return reinterpret_cast<Queue*>(this + 1); }
+
+  static std::size_t bytes(int ranks) {
+    return sizeof(Segment) + sizeof(Queue) * static_cast<std::size_t>(ranks * ranks);
+  }
+};
+
+std::shared_ptr<Mailbox> Mailbox::open(const std::string& id, int rank, int ranks,
+                                       std::chrono::milliseconds patience) {
+  const std::string name = "/tessera-fake-nccl-" + id;
+  const std::size_t bytes = Segment::bytes(ranks);
+  const int file = shm_open(name.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+    return nullptr;
+  }
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (memory == MAP_FAILED) {
+    return nullptr;
+  }
+  std::shared_ptr<Mailbox> mailbox(new Mailbox(static_cast<Segment*>(memory), rank, ranks));
+  std::atomic<int>& present = mailbox->segment_->present;
+  const bool last = ++present == ranks;
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  Backoff backoff;
+  while (present < ranks && std::chrono::steady_clock::now() < deadline) {
+    backoff.pause();
+  }
+  const bool complete = present >= ranks;
+  if (last || !complete) {
+    shm_unlink(name.c_str());
+  }
+  return complete ? mailbox : nullptr;
+}
+
+Mailbox::Mailbox(Segment* segment, int rank, int ranks)
+    : segment_(segment), rank_(rank), ranks_(ranks) {}
+
+Mailbox::~Mailbox() {
+  munmap(segment_, Segment::bytes(ranks_));
+}
+
+Mailbox::Queue& Mailbox::queue(int from, int to) {
+  return segment_->queues()[from * ranks_ + to];
+}
+
+std::size_t Mailbox::push(int rank, const std::byte* data, std::size_t bytes) {
+  Queue& to = queue(rank_, rank);
+  const std::uint64_t written = to.written.load(std::memory_order_relaxed);
+  const std::size_t room = kCapacity - (written - to.read.load(std::memory_order_acquire));
+  const std::size_t count = std::min(bytes, room);
+  const std::size_t at = written % kCapacity;
+  const std::size_t before_end = std::min(count, kCapacity - at);
+  std::memcpy(to.bytes.data() + at, data, before_end);
+  std::memcpy(to.bytes.data(), data + before_end, count - before_end);
+  to.written.store(written + count, std::memory_order_release);
+  return count;
+}
+
+std::size_t Mailbox::pull(int rank, std::byte* data, std::size_t bytes) {
+  Queue& from = queue(rank, rank_);
+  const std::uint64_t read = from.read.load(std::memory_order_relaxed);
+  const std::size_t there = from.written.load(std::memory_order_acquire) - read;
+  const std::size_t count = std::min(bytes, there);
+  const std::size_t at = read % kCapacity;
+  const std::size_t before_end = std::min(count, kCapacity - at);
+  std::memcpy(data, from.bytes.data() + at, before_end);
+  std::memcpy(data + before_end, from.bytes.data(), count - before_end);
+  from.read.store(read + count, std::memory_order_release);
+  return count;
+}
+
+void Backoff::pause() {
+  constexpr int kYields = 50;
+  if (++idle_ < kYields) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+namespace {
+
+/// The factors of scaled sums; their operators are numbered after NCCL's own.
+struct Factors {
+  std::mutex mutex;
+  std::deque<double> factors;
+};
+
+Factors& factors() {
+  static auto* const once = new Factors;
+  return *once;
+}
+
+double factor_of(ncclRedOp_t op) {
+  const std::lock_guard lock(factors().mutex);
+  return factors().factors.at(static_cast<std::size_t>(op - ncclNumOps));
+}
+
+/// Calls `use` with a null pointer to the type's C++ type. False for types without arithmetic.
+template <class Use>
+bool with_type(ncclDataType_t type, Use&& use) {
+  switch (type) {
+    case ncclInt8:
+      use(static_cast<std::int8_t*>(nullptr));
+      return true;
+    case ncclUint8:
+      use(static_cast<std::uint8_t*>(nullptr));
+      return true;
+    case ncclInt32:
+      use(static_cast<std::int32_t*>(nullptr));
+      return true;
+    case ncclUint32:
+      use(static_cast<std::uint32_t*>(nullptr));
+      return true;
+    case ncclInt64:
+      use(static_cast<std::int64_t*>(nullptr));
+      return true;
+    case ncclUint64:
+      use(static_cast<std::uint64_t*>(nullptr));
+      return true;
+    case ncclFloat16:
+      use(static_cast<__half*>(nullptr));
+      return true;
+    case ncclBfloat16:
+      use(static_cast<__nv_bfloat16*>(nullptr));
+      return true;
+    case ncclFloat32:
+      use(static_cast<float*>(nullptr));
+      return true;
+    case ncclFloat64:
+      use(static_cast<double*>(nullptr));
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// Half types are reduced in fp32 and rounded once.
+template <class T>
+using Sum = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+
+template <class T, class Combine>
+void combine(T* output, const std::vector<const void*>& inputs, std::size_t count,
+             Combine&& combine_two, Sum<T> factor, Sum<T> divisor) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto element = [&](std::size_t rank) {
+      return static_cast<Sum<T>>(static_cast<Sum<T>>(static_cast<const T*>(inputs[rank])[i]) *
+                                 factor);
+    };
+    Sum<T> sum = element(0);
+    for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
+      sum = static_cast<Sum<T>>(combine_two(sum, element(rank)));
+    }
+    output[i] = static_cast<T>(static_cast<Sum<T>>(sum / divisor));
+  }
+}
+
+template <class T>
+void reduce_type(T* output, const std::vector<const void*>& inputs, std::size_t count,
+                 ncclRedOp_t op) {
+  const auto add = [](auto a, auto b) { return a + b; };
+  constexpr Sum<T> kOne = 1;
+  switch (op) {
+    case ncclSum:
+      return combine(output, inputs, count, add, kOne, kOne);
+    case ncclAvg:
+      return combine(output, inputs, count, add, kOne, static_cast<Sum<T>>(inputs.size()));
+    case ncclProd:
+      return combine(output, inputs, count, [](auto a, auto b) { return a * b; }, kOne, kOne);
+    case ncclMax:
+      return combine(
+          output, inputs, count, [](auto a, auto b) { return std::max(a, b); }, kOne, kOne);
+    case ncclMin:
+      return combine(
+          output, inputs, count, [](auto a, auto b) { return std::min(a, b); }, kOne, kOne);
+    default:
+      return combine(output, inputs, count, add, static_cast<Sum<T>>(factor_of(op)), kOne);
+  }
+}
+
+}  // namespace
+
+std::size_t bytes_of(ncclDataType_t type) {
+  std::size_t bytes = 1;  // of the types without arithmetic, which are fp8
+  with_type(type, [&](auto* null) { bytes = sizeof(*null); });
+  return bytes;
+}
+
+std::string name_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+      return "int8";
+    case ncclUint8:
+      return "uint8";
+    case ncclInt32:
+      return "int32";
+    case ncclUint32:
+      return "uint32";
+    case ncclInt64:
+      return "int64";
+    case ncclUint64:
+      return "uint64";
+    case ncclFloat16:
+      return "fp16";
+    case ncclBfloat16:
+      return "bf16";
+    case ncclFloat32:
+      return "fp32";
+    case ncclFloat64:
+      return "fp64";
+    default:
+      return "fp8";
+  }
+}
+
+bool can_reduce(ncclDataType_t type, ncclRedOp_t op) {
+  const std::lock_guard lock(factors().mutex);
+  const bool known = op < ncclNumOps + static_cast<int>(factors().factors.size());
+  return known && with_type(type, [](auto*) {});
+}
+
+void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
+            ncclDataType_t type, ncclRedOp_t op) {
+  with_type(type, [&](auto* null) {
+    reduce_type(static_cast<decltype(null)>(output), inputs, count, op);
+  });
+}
+
+ncclRedOp_t make_scaled_sum(double factor) {
+  const std::lock_guard lock(factors().mutex);
+  factors().factors.push_back(factor);
+  return static_cast<ncclRedOp_t>(ncclNumOps + static_cast<int>(factors().factors.size()) - 1);
+}
+
+double number_at(const void* address, ncclDataType_t type) {
+  double number = 0;
+  with_type(type, [&](auto* null) {
+    using T = std::remove_pointer_t<decltype(null)>;
+    number = static_cast<double>(static_cast<Sum<T>>(*static_cast<const T*>(address)));
+  });
+  return number;
+}
 
 void Transfers::send(Communicator& communicator, int peer, const Header& header, const void* data) {
   auto* const bytes = static_cast<std::byte*>(const_cast<void*>(data));

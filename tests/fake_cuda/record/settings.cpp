@@ -1,4 +1,4 @@
-#include "record/settings.h"
+#include "record/record.h"
 
 #include <array>
 #include <charconv>

@@ -1,19 +1,164 @@
-// Kernels: libraries register them when they are loaded; a launch is counted, and computes where
-// the kernel has a form for the host.
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <cuda_runtime_api.h>
+#include <cxxabi.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <regex>
 #include <unordered_map>
 
+#include "device/rms_norm.h"
+#include "device/rotary.h"
+#include "device/silu_mul.h"
+#include "random_elements.h"
 #include "record/record.h"
-#include "runtime/device.h"
-#include "runtime/host_forms.h"
-#include "runtime/limits.h"
-#include "runtime/stream.h"
-#include "runtime/vector_access.h"
+#include "runtime/runtime.h"
 
 namespace fake_cuda {
+namespace {
+
+using namespace tessera::kernels;
+
+/// fill_kernel of src/kernels/random.cu, by one thread.
+template <class T, class Draw>
+std::function<void()> fill(void** arguments) {
+  return [data = *static_cast<T**>(arguments[0]), box = *static_cast<BoxView*>(arguments[1]),
+          draw = *static_cast<Draw*>(arguments[2]), key = *static_cast<PhiloxKey*>(arguments[3])] {
+    fill_elements(view_of(data), box, draw, key, /*first=*/0, /*step=*/1);
+  };
+}
+
+/// dropout_kernel of the same file.
+template <class T, class Compute>
+std::function<void()> drop(void** arguments) {
+  return
+      [out = *static_cast<T**>(arguments[0]), x = *static_cast<const T**>(arguments[1]),
+       box = *static_cast<BoxView*>(arguments[2]), p = *static_cast<double*>(arguments[3]),
+       scale = *static_cast<Compute*>(arguments[4]), key = *static_cast<PhiloxKey*>(arguments[5])] {
+        drop_elements(view_of(out), view_of(x), box, p, scale, key, /*first=*/0, /*step=*/1);
+      };
+}
+
+using Forms = std::map<std::string, HostForm>;
+
+/// Those of one type of elements, by the names of the kernels that they stand for.
+template <class T, class Compute>
+Forms forms_of(const std::string& type, const std::string& compute) {
+  const auto fill_kernel = [&](const std::string& draw) {
+    return "::fill_kernel<" + type + ", tessera::kernels::" + draw + ">(";
+  };
+  return {{fill_kernel("Uniform"), &fill<T, Uniform>},
+          {fill_kernel("Normal"), &fill<T, Normal>},
+          {fill_kernel("TruncatedNormal"), &fill<T, TruncatedNormal>},
+          {fill_kernel("Bernoulli"), &fill<T, Bernoulli>},
+          {"::dropout_kernel<" + type + ", " + compute + ">(", &drop<T, Compute>}};
+}
+
+Forms all_forms() {
+  Forms forms = forms_of<float, float>("float", "float");
+  forms.merge(forms_of<double, double>("double", "double"));
+  forms.merge(forms_of<c10::Half, float>("c10::Half", "float"));
+  forms.merge(forms_of<c10::BFloat16, float>("c10::BFloat16", "float"));
+  return forms;
+}
+
+std::string demangled(const std::string& name) {
+  const std::unique_ptr<char, decltype(&std::free)> text(
+      abi::__cxa_demangle(name.c_str(), nullptr, nullptr, nullptr), &std::free);
+  return text == nullptr ? name : text.get();
+}
+
+}  // namespace
+
+HostForm host_form_of(const std::string& kernel) {
+  // libtorch registers thousands of kernels, and demangling takes time.
+  if (kernel.find("7tessera") == std::string::npos) {
+    return nullptr;
+  }
+  const std::string name = demangled(kernel);
+  static const Forms forms = all_forms();
+  const auto found = std::ranges::find_if(
+      forms, [&](const auto& form) { return name.find(form.first) != std::string::npos; });
+  return found == forms.end() ? nullptr : found->second;
+}
+
+namespace {
+
+using namespace tessera::kernels;
+
+using Offsets = std::vector<std::size_t>;
+
+Offsets offsets_of_rotary() {
+  Offsets offsets{offsetof(Rotary, cos), offsetof(Rotary, sin)};
+  for (std::size_t part = 0; part < kMostRotaryParts; ++part) {
+    const std::size_t begin = offsetof(Rotary, parts) + part * sizeof(RotaryHeads);
+    offsets.push_back(begin + offsetof(RotaryHeads, x));
+    offsets.push_back(begin + offsetof(RotaryHeads, out));
+  }
+  return offsets;
+}
+
+/// Where in the structures by which kernels get their addresses those are that they read and write
+/// by vectors.
+const std::map<std::string, Offsets>& calls() {
+  static const std::map<std::string, Offsets> once{
+      {"silu_mul_kernel", {offsetof(SiluMul, gate), offsetof(SiluMul, up), offsetof(SiluMul, out)}},
+      {"silu_mul_backward_kernel",
+       {offsetof(SiluMulBackward, forward.gate), offsetof(SiluMulBackward, forward.up),
+        offsetof(SiluMulBackward, grad), offsetof(SiluMulBackward, gate_grad),
+        offsetof(SiluMulBackward, up_grad)}},
+      {"rms_norm_kernel",
+       {offsetof(RmsNorm, x), offsetof(RmsNorm, residual), offsetof(RmsNorm, weight),
+        offsetof(RmsNorm, sum), offsetof(RmsNorm, out)}},
+      {"rms_norm_backward_kernel",
+       {offsetof(RmsNormBackward, forward.x), offsetof(RmsNormBackward, forward.weight),
+        offsetof(RmsNormBackward, grad), offsetof(RmsNormBackward, sum_grad),
+        offsetof(RmsNormBackward, x_grad)}},
+      {"rotary_kernel", offsets_of_rotary()}};
+  return once;
+}
+
+}  // namespace
+
+std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel) {
+  // libtorch registers thousands of kernels, and demangling takes time.
+  if (kernel.find("7tessera") == std::string::npos) {
+    return {};
+  }
+  const std::string name = demangle(kernel.c_str());
+  // The first number among the template's arguments is that of the elements at a time.
+  static const std::regex pattern(R"(::(\w+)<[^<>]*?, (\d+))");
+  std::smatch found;
+  if (!std::regex_search(name, found, pattern) || found[2] == "1") {
+    return {};
+  }
+  const auto call = calls().find(found[1]);
+  return call == calls().end() ? Offsets{} : call->second;
+}
+
+cudaError_t check_vector_call(const char* kernel, const void* argument,
+                              const std::vector<std::size_t>& offsets) {
+  for (const std::size_t offset : offsets) {
+    const void* address = nullptr;
+    std::memcpy(&address, static_cast<const std::byte*>(argument) + offset, sizeof(address));
+    if (reinterpret_cast<std::uintptr_t>(address) % kVectorBytes != 0 &&
+        kind_of(address) == MemoryKind::kDevice) {
+      return refuse_launch("a misaligned access of 16 bytes: " + demangle(kernel),
+                           cudaErrorMisalignedAddress);
+    }
+  }
+  return cudaSuccess;
+}
+
+// Kernels: libraries register them when they are loaded; a launch is counted, and computes where
+// the kernel has a form for the host.
 namespace {
 
 struct Kernel {

@@ -5,7 +5,6 @@
 
 #include "fsdp/training/random_model.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/random.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"

@@ -3,6 +3,7 @@
 
 #include "checkpointed.h"
 #include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/functional.h"

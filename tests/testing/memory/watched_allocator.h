@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/threads.h"
 
 namespace tessera::testing {
 

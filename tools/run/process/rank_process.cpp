@@ -14,7 +14,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "tessera/core/stop_signals.h"
+#include "tessera/core/process.h"
 
 namespace tessera::run {
 namespace {

@@ -22,8 +22,6 @@ void declare_model(CLI::App& app, TrainOptions& o) {
   app.add_option("--dropout", o.dropout,
                  "Dropout of what attention and MLP add to the residual (0)")
       ->check(number_between(0.0, 0.999));
-  add_switch(app, "--fused-projections,!--no-fused-projections", o.fused_projections,
-             "One matrix product for queries, keys and values, and one for gate and up (off)");
   app.add_option("--freeze", o.freeze,
                  "Parameters that are not trained: patterns of names, as \"model.embed_tokens.**\"")
       ->delimiter(',')

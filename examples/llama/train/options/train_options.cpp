@@ -75,9 +75,6 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
                 "; give two, B1,B2");
   TESSERA_CHECK(o.min_lr <= o.lr, "--min-lr ", o.min_lr, " is more than --lr ", o.lr,
                 ", from which the rate falls; give a smaller one");
-  TESSERA_CHECK(!o.fused_projections || o.optimizer != "muon",
-                "--fused-projections is given with --optimizer muon, which makes each matrix's "
-                "step orthogonal and would take fused ones for one; leave out one of them");
   check_fp8(o);
   check_parallelism(o);
   check_checkpoints(o);

@@ -35,7 +35,6 @@ struct TrainOptions {
   std::int64_t steps = 10, batch = 4, seq = 128, accumulate = 1;
 
   double dropout = 0;
-  bool fused_projections = false;
   double z_loss = 0, label_smoothing = 0;
   std::optional<std::int64_t> loss_chunks;  ///< not given: by the size of the logits
   std::string optimizer = "adamw";

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "tessera/core/strict_json.h"
+#include "tessera/core/text.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN

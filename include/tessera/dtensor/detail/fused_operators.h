@@ -16,7 +16,6 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
-at::Tensor silu_mul(const at::Tensor& gate_up);
 /// `first_element`: the number of x's first one among those that one mask is drawn for.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
 /// weight: undefined for ones.
@@ -32,10 +31,6 @@ at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
-/// kernels::rotary_qkv(); groups may be sharded.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rotary_qkv(const at::Tensor& qkv,
-                                                          const at::Tensor& cos,
-                                                          const at::Tensor& sin);
 /// The losses of rows, (tokens): laid out as the rows of the logits are. Where the vocabulary is
 /// sharded, two all-reduces (row_losses).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 
 #include "tessera/export.h"
 

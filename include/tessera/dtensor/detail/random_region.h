@@ -10,10 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
-#include "tessera/internals/detail/carried_slot.h"
-#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/threads.h"
 #include "tessera/kernels/detail/random.h"
 #include "tessera/mesh/device_mesh.h"
 

@@ -1,3 +1,4 @@
+// What ranks compare, and agree on, before they continue.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +10,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/layout.h"
+#include "tessera/core/placement.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -56,6 +58,22 @@ std::int64_t hash_of_values(const at::Tensor& tensor);
 /// counted.
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
+
+/// The global sizes of a tensor; `local` is this rank's part by `placements` on `mesh`. Each Shard
+/// must name a dimension of `local`; none may be strided. If any is sharded, the ranks exchange the
+/// sizes of their parts, between the hosts. Throws Error, on every rank, if the parts are not those
+/// that torch.chunk makes; `what` names the caller. Collective, but not for meta tensors, whose
+/// shards count as even.
+std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
+                                       const DeviceMesh& mesh, const Placements& placements);
+
+// The modules whose forwards this thread is in, for messages of TESSERA_DEBUG=1.
+
+/// `fqn`: of a module that begins its forward; it ends with pop_module_name().
+void push_module_name(std::string fqn);
+void pop_module_name();
+/// " in 'layers.0.attn'", of the innermost; empty where none has told its name.
+std::string in_module();
 
 }  // namespace tessera::detail
 TESSERA_API_END

@@ -1,14 +1,7 @@
-// A group of NCCL's, through c10d's ProcessGroupNCCL, whose streams, memory pool and flight record
-// libtorch's own code knows. NCCL alone would be public, without them.
-//
-// For libtessera_cuda.so: its sources define USE_C10D_NCCL, and have the header of libtorch's NCCL.
-//
-// Versions differ in their NCCL: 2.28.9 of 2.11, 2.30.7 of 2.15. comm compares the header's with
-// the library that is loaded.
-//
-// Canary: C10dNcclCanary, on a stand-in for CUDA (tests/fake_cuda).
+// Process groups of NCCL, for libtessera_cuda.so.
 #pragma once
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <nccl.h>
 #include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -19,11 +12,20 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/c10d_group.h"
-#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/c10d.h"
 
 TESSERA_API_BEGIN
 namespace tessera::detail {
+
+// A group of NCCL's, through c10d's ProcessGroupNCCL, whose streams, memory pool and flight record
+// libtorch's own code knows. NCCL alone would be public, without them.
+//
+// For libtessera_cuda.so: its sources define USE_C10D_NCCL, and have the header of libtorch's NCCL.
+//
+// Versions differ in their NCCL: 2.28.9 of 2.11, 2.30.7 of 2.15. comm compares the header's with
+// the library that is loaded.
+//
+// Canary: C10dNcclCanary, on a stand-in for CUDA (tests/fake_cuda).
 
 using NcclProcessGroup = c10d::ProcessGroupNCCL;
 using NcclProcessGroupPtr = c10::intrusive_ptr<NcclProcessGroup>;
@@ -75,6 +77,17 @@ inline int nccl_of_libtorch() {
 inline std::string nccl_record() {
   return c10d::dump_nccl_trace(/*includeCollectives=*/true, /*includeStackTraces=*/false,
                                /*onlyActive=*/false);
+}
+
+// Whether the current stream is captured into a CUDA graph. An event recorded there may not be
+// queried later. The public function is CUDA's, which creates a context where there is none.
+//
+// For libtessera_cuda.so. No version differs.
+//
+// Canary: C10dNcclCanary.
+
+inline bool is_captured() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
 }  // namespace tessera::detail

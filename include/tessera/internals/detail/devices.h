@@ -1,3 +1,19 @@
+// Devices, their allocators and the profiler.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
 // Queries on a device of any kind, for a program that does not link its libraries: libtorch_cuda
 // registers the answers with libtorch_cpu when it is loaded. The public functions are CUDA's, in
 // c10_cuda.
@@ -5,17 +21,6 @@
 // No version differs in what is used.
 //
 // Canary: DevicesCanary.
-#pragma once
-
-#include <c10/core/Device.h>
-#include <c10/core/Stream.h>
-
-#include <cstdint>
-
-#include "tessera/export.h"
-
-TESSERA_API_BEGIN
-namespace tessera::detail {
 
 /// That this thread uses.
 c10::DeviceIndex current_device(c10::DeviceType type);
@@ -34,6 +39,51 @@ CachedMemory take_cached_memory(c10::Device device);
 std::int64_t memory_capacity(c10::Device device);
 /// Returns unused memory to the driver.
 void empty_cache(c10::DeviceType type);
+
+// Whether libtorch has found its CUDA half, and with which cuDNN. It checks once, at the first
+// backward on a CPU for example, and remembers the result: torch::cuda::is_available() would run
+// that check.
+//
+// No version differs.
+//
+// Canary: CudaPresenceCanary.
+
+bool has_found_cuda();
+
+struct CudnnVersions {
+  int built_with = 0;
+  int loaded = 0;
+};
+/// nullopt: libtorch has none.
+std::optional<CudnnVersions> cudnn_versions();
+
+// An allocator in front of libtorch's own for the CPU. c10::Allocator is to be derived from; that
+// the process uses one, before others that were set, is a function that libtorch exports without
+// documentation.
+//
+// No version differs.
+//
+// Canary: CpuAllocatorCanary.
+
+c10::Allocator* cpu_allocator();
+/// For good: tensors may outlive main(), and so must `allocator`.
+void set_cpu_allocator(c10::Allocator* allocator);
+
+// libtorch's profiler of operators and kernels, as torch.profiler in Python drives it. In C++ it
+// has a class for the legacy one alone.
+//
+// No version differs in what is used.
+//
+// Canary: KernelProfilerCanary.
+
+/// One at a time in a process, Python's included.
+bool profiler_runs();
+/// `gpu`: its kernels too.
+void begin_profile(bool gpu);
+/// Drops what was recorded.
+void drop_profile();
+/// Writes it, as a Chrome trace, and ends the profile. Says nothing of what fails.
+void save_profile(const std::string& file);
 
 }  // namespace tessera::detail
 TESSERA_API_END

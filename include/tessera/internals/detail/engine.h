@@ -15,8 +15,7 @@
 #include <memory>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/saved_tensor.h"
+#include "tessera/internals/detail/graph.h"
 
 TESSERA_API_BEGIN
 namespace tessera::detail {

@@ -1,10 +1,4 @@
-// A tensor that has sizes, strides and autograd's state, but no memory: it wraps another tensor.
-// libtorch's public way to make a tensor type of one's own is __torch_dispatch__, in Python; in C++
-// it is a subclass of c10::TensorImpl, whose fields a wrapper fills in itself.
-//
-// Inline: a wrapper is made for every result of every operator. No version differs in what is used.
-//
-// Canary: TensorWrapperCanary.
+// Tensor types of our own, without memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +11,19 @@
 #include <utility>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/lent_keys.h"
-#include "tessera/internals/detail/shape_geometry.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensors.h"
 
 TESSERA_API_BEGIN
 namespace tessera::detail {
+
+// A tensor that has sizes, strides and autograd's state, but no memory: it wraps another tensor.
+// libtorch's public way to make a tensor type of one's own is __torch_dispatch__, in Python; in C++
+// it is a subclass of c10::TensorImpl, whose fields a wrapper fills in itself.
+//
+// Inline: a wrapper is made for every result of every operator. No version differs in what is used.
+//
+// Canary: TensorWrapperCanary.
 
 class TensorWrapper : public c10::TensorImpl {
  public:
@@ -157,6 +159,34 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 /// operators can do, instead of by as_strided, which needs memory. A setting of the thread, which
 /// guards of libtorch restore.
 void replay_views();
+
+// A tensor that is only held, not read: every operator on it reaches the library's fallback, by a
+// key that no other tensor has (dispatch_keys.h). No public function makes a tensor without any
+// backend's key.
+//
+// No version differs.
+//
+// Canary: PlaceholderTensorCanary.
+
+class PlaceholderTensor : public c10::TensorImpl {
+ public:
+  /// Has the sizes, type and device of `like`, for messages, which tell them.
+  explicit PlaceholderTensor(const at::Tensor& like);
+
+  /// Throws what is wrong with reading it.
+  [[noreturn]] virtual void refuse() const = 0;
+
+  // What Tensor::data() does, with which some optimizers begin.
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
+                                                         bool) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,
+                                                         bool) const override;
+};
+
+template <class Impl, class... Arguments>
+at::Tensor make_placeholder(Arguments&&... arguments) {
+  return at::Tensor(c10::make_intrusive<Impl>(std::forward<Arguments>(arguments)...));
+}
 
 }  // namespace tessera::detail
 TESSERA_API_END

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/graph_node.h"
-#include "tessera/internals/detail/saved_tensor.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/linear_products.h"
 
 TESSERA_API_BEGIN

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 

@@ -4,7 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/placeholder_tensor.h"
+#include "tessera/internals/detail/tensor_wrapper.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "tessera/internals/detail/engine.h"
-#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/graph.h"
 
 #include "tessera/export.h"
 

@@ -1,0 +1,33 @@
+// The environment of the process.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+/// Whether an environment variable is on ("1", "true", "on") or off ("0", "false", "off"); nullopt
+/// if it is not set, or empty. Throws Error, naming these, for any other value. Reads the
+/// environment at each call, so ask once where it counts. Thread safe unless somebody calls
+/// setenv() meanwhile.
+std::optional<bool> environment_switch(const char* name);
+
+/// Whether TESSERA_DEBUG is on: ranks then compare what they do, at the cost of collectives and
+/// synchronisation. `unset`: the result if the variable is not set.
+bool debug_checks(bool unset = false);
+
+/// The path of the library `name` beside the one that holds `function`, wherever that is installed.
+inline std::string library_beside(const void* function, const char* name) {
+  Dl_info info{};
+  const bool found = dladdr(function, &info) != 0;
+  return found ? (std::filesystem::path(info.dli_fname).parent_path() / name).string() : name;
+}
+
+}  // namespace tessera::detail
+TESSERA_API_END

@@ -1,0 +1,126 @@
+// c10d's stores and process groups, and the lines that they log.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+// The stores of c10d, in which the ranks of a job find each other. c10d is documented for Python
+// alone; its C++ headers warn that they may change. Only `comm` uses it, as all headers that begin
+// with c10d_.
+//
+// No version differs in what is used.
+//
+// Canary: C10dStoreCanary.
+
+using c10d::Store;
+using StorePtr = c10::intrusive_ptr<Store>;
+
+/// In this process.
+StorePtr memory_store();
+
+/// Whether `store`, or that below its prefixes, is a memory_store(): its calls do not wait for
+/// anybody.
+bool is_in_memory(const StorePtr& store);
+
+/// Keys of `store` that begin with `prefix`.
+StorePtr store_below(const std::string& prefix, const StorePtr& store);
+
+struct TcpStore {
+  std::string address;
+  std::uint16_t port = 0;
+  bool serves = false;                           ///< the others connect to this rank's
+  std::optional<int> listens_on = std::nullopt;  ///< a bound socket, which the server takes over
+  std::chrono::milliseconds timeout{0};
+};
+/// Does not wait for other ranks. A client waits without end for the first answer of whatever
+/// listens on the port.
+StorePtr connect_store(const TcpStore& where);
+
+// c10d's process groups, as Gloo's and NCCL's are alike: tensors in, a Work out. As with stores,
+// documented for Python alone, where torch.distributed calls them by an operator of the dispatcher.
+//
+// No version differs in what is used. Some of these functions may get other names: of 2.15 the
+// headers have both.
+//
+// Canary: C10dGroupCanary, on Gloo.
+
+using Group = c10d::Backend;
+using GroupPtr = c10::intrusive_ptr<Group>;
+
+/// wait(time) throws where that is over, as where the operation has failed; isCompleted() tells.
+using GroupWork = c10d::Work;
+using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
+
+using GroupReduceOp = c10d::ReduceOp;
+
+// Each is collective, and keeps its tensors until the work is done.
+
+GroupWorkPtr start_all_gather(Group& group, at::Tensor output, at::Tensor input);
+GroupWorkPtr start_all_gather(Group& group, std::vector<at::Tensor> outputs,
+                              std::vector<at::Tensor> inputs);
+GroupWorkPtr start_all_reduce(Group& group, const at::Tensor& tensor, GroupReduceOp op);
+GroupWorkPtr start_reduce_scatter(Group& group, at::Tensor output, at::Tensor input,
+                                  GroupReduceOp op);
+GroupWorkPtr start_reduce_scatter(Group& group, std::vector<at::Tensor> outputs,
+                                  std::vector<at::Tensor> inputs, GroupReduceOp op);
+/// Counts of elements of the first dimension.
+GroupWorkPtr start_all_to_all(Group& group, at::Tensor output, at::Tensor input,
+                              std::vector<std::int64_t> output_counts,
+                              std::vector<std::int64_t> input_counts);
+GroupWorkPtr start_broadcast(Group& group, const at::Tensor& tensor, int root);
+GroupWorkPtr start_barrier(Group& group);
+
+// A group of Gloo's, through c10d's ProcessGroupGloo. Gloo's symbols are in libtorch, but no wheel
+// has its headers. Debian's headers, of another version, are used for the names of types only.
+//
+// No version differs in what is used.
+//
+// Canary: C10dGroupCanary.
+
+struct GlooPlace {
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{0};
+  /// This host's address for the peers. By default Gloo would take the host name's address, which
+  /// may be of another interface.
+  std::string address;
+};
+/// Collective; `store` is this group's alone.
+GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
+
+// Filters libtorch's log: beside an error that the library reports in one line, libtorch's stores
+// and NCCL groups print pages. The log has one level for the process and no filter, and libtorch's
+// threads write at any time. Each message goes to std::cerr in one piece: so the filter replaces
+// its buffer, and holds back by severity and source file.
+//
+// No version differs in the form of a line or the names of the files.
+//
+// Canary: QuietLogCanary.
+
+/// While one exists, noise is held back and all else is shown. TORCH_CPP_LOG_LEVEL takes precedence
+/// if it is set. Thread safe.
+class QuietLog {
+ public:
+  QuietLog();
+  QuietLog(const QuietLog&) = delete;
+  QuietLog& operator=(const QuietLog&) = delete;
+  ~QuietLog();
+};
+
+/// Has TORCH_CPP_LOG_LEVEL count, which libtorch leaves to Python.
+void read_log_level();
+
+}  // namespace tessera::detail
+TESSERA_API_END

@@ -1,0 +1,78 @@
+// Dispatch keys: those that the library uses for its own purposes, and scopes that include or
+// exclude keys on a thread.
+#pragma once
+
+#include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "tessera/export.h"
+
+// As TORCH_LIBRARY_IMPL takes them.
+#define TESSERA_DISTRIBUTED_KEY Fake
+#define TESSERA_RANDOM_KEY DeferredInit
+#define TESSERA_FAKE_MODE_KEY CustomRNGKeyId
+#define TESSERA_PLACEHOLDER_KEY TESTING_ONLY_GenericWrapper
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+// Dispatch keys that libtorch defines for others, borrowed for this library. A new key would need a
+// place in libtorch's enum: there is no public way to add one, and PrivateUse1, the one that is
+// offered, is a device's, below the others.
+//
+// A key's place among the others says who sees a call first. To 2.14 Fake is below Python's keys,
+// from 2.15 above them: both are below autograd and above the backends. libtorch keeps Fake for
+// fake tensors, whose fallbacks are in Python only.
+//
+// Canary: LentKeysCanary.
+
+/// The key of distributed tensors: below autograd, which sees one ordinary tensor, and above the
+/// backends.
+inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
+
+/// The key of random operators in a RandomRegion: above autograd, where a tensor still has its
+/// history. Only they have kernels for it, so that including it costs the others nothing.
+inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
+
+/// The key of a FakeMode: below that of distributed tensors, so that it sees local tensors.
+inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
+
+/// The key of gradients that cannot be read: a tensor that has no other key.
+inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
+
+// The dispatch keys that a thread includes and excludes, whatever tensors a call has. libtorch's
+// own scopes (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set certain keys only;
+// those of any key are in c10::impl.
+//
+// Aliases and inline functions: every dispatch of a distributed tensor goes through them. No
+// version differs.
+//
+// Canary: KeyScopesCanary.
+
+/// While one exists, operators on this thread go to a key that their tensors lack.
+using IncludeKeys = c10::impl::IncludeDispatchKeyGuard;
+/// While one exists, operators on this thread pass keys that their tensors have.
+using ExcludeKeys = c10::impl::ExcludeDispatchKeyGuard;
+
+/// What a thread includes and excludes.
+using KeysOfThread = c10::impl::LocalDispatchKeySet;
+/// While one exists, this thread has these keys instead.
+using RestoreKeys = c10::impl::ForceDispatchKeyGuard;
+
+inline KeysOfThread keys_of_thread() {
+  return c10::impl::tls_local_dispatch_key_set();
+}
+
+/// One look at the thread's own memory.
+inline bool is_included(c10::DispatchKey key) {
+  return c10::impl::tls_is_dispatch_key_included(key);
+}
+
+/// Whether autograd does not see the calls of this thread, as within its own kernels.
+inline bool is_below_autograd() {
+  return c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
+}
+
+}  // namespace tessera::detail
+TESSERA_API_END

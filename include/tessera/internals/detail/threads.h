@@ -1,0 +1,97 @@
+// The state that libtorch has for each thread.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+// Values of a thread that a backward takes along to the threads that it runs on. libtorch's
+// ThreadLocalState carries libtorch's values and its debug info, which any library may add to;
+// there is no public way to carry anything else.
+//
+// To 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free;
+// from 2.13 a kind is the address of its name.
+//
+// Canary: CarriedSlotCanary.
+
+/// What is carried; each is a kind of debug info.
+enum class Carried : std::uint8_t {
+  kStrict,
+  kOperatorMode,
+  kRandomRegion,
+  kPhaseRecorder,
+  kMemoryScope,
+  kModuleWatch,
+};
+
+/// The same on every call and in every library of the process.
+c10::DebugInfoKind kind_of(Carried what);
+
+/// While it exists, `value` is in force on this thread, and on autograd's threads while they run a
+/// backward that this thread calls: with CUDA that is another thread than the one that calls. Inner
+/// scopes replace outer ones; scopes end in reverse order, on the thread that began them.
+template <Carried kWhat, class T>
+class CarriedScope {
+ public:
+  explicit CarriedScope(T value)
+      : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
+
+  /// The value in force, or nullptr. Valid as long as its scope.
+  static const T* active() {
+    const c10::DebugInfoBase* found = c10::ThreadLocalDebugInfo::get(kind_of(kWhat));
+    return found == nullptr ? nullptr : &static_cast<const Value*>(found)->value;
+  }
+
+ private:
+  struct Value final : c10::DebugInfoBase {
+    explicit Value(T given) : value(std::move(given)) {}
+    T value;
+  };
+
+  c10::DebugInfoGuard guard_;
+};
+
+// libtorch's state of a thread: dispatch keys, gradient mode, debug info, callbacks. Used to
+// continue a call on another thread, as libtorch's backward and at::parallel_for do.
+// torch::autograd has no name for it.
+//
+// No version differs.
+//
+// Canary: StateOfThreadCanary.
+
+/// The state of the thread that makes it.
+using StateOfThread = at::ThreadLocalState;
+/// While one exists, this thread has that state.
+using StateOfThreadScope = at::ThreadLocalStateGuard;
+
+// What autocast computes in, beside the dispatch key that turns it on (dispatch_keys.h): the types
+// by device, and whether casts of weights are kept. Public is torch.autocast, in Python.
+//
+// No version differs.
+//
+// Canary: AutocastStateCanary.
+
+/// Autocast on the two devices that the library computes on, the CPU and CUDA.
+struct AutocastState {
+  std::array<c10::ScalarType, 2> types;
+  bool keeps_casts = true;
+};
+
+AutocastState autocast_state();
+void set_autocast_state(const AutocastState& state);
+/// Whether operators on tensors of such devices are cast on this thread.
+bool autocasts(c10::DeviceType device);
+
+}  // namespace tessera::detail
+TESSERA_API_END

@@ -1,0 +1,365 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/read_error.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+
+namespace tessera::files {
+
+// Files that are complete or absent. Checkpoints, token shards and reports are written so: a reader
+// that opens the final name never sees a part of the data, also after a crash. The life of a file:
+// a temporary name in the same folder (rename() is atomic within one file system only), write,
+// fsync, rename, fsync of the folder.
+
+namespace {
+
+/// What follows the final name in temporary names of this host. Locks may hold on one host only, so
+/// that no writer removes the file of another host's.
+std::string temporary_mark() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return std::string(".tmp-") + host.data() + "-";
+}
+
+/// Without the number at its end. It begins with a dot, so that patterns of a shell do not match
+/// it, and holds the final name, so that a later writer of the same file knows whose remains they
+/// are.
+std::string temporary_prefix(const std::filesystem::path& path) {
+  return "." + path.filename().string() + temporary_mark();
+}
+
+/// Bytes that may wait for the disk. No sync() takes long then, whatever the file's size: other
+/// ranks may wait for this one in a collective.
+constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
+
+/// What a system call returns that a signal does not interrupt.
+template <class Call>
+auto uninterrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) {
+    result = call();
+  }
+  return result;
+}
+
+/// A bare file name has an empty parent path, which open() does not take.
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+/// Whether the file still has a name. Another writer that clears stale files may have unlinked it
+/// between our open() and our flock(): what is written to it then would be lost.
+bool still_linked(int fd) {
+  struct stat status {};
+  return fstat(fd, &status) == 0 && status.st_nlink > 0;
+}
+
+/// Whether a link was made: NFS asks again after an answer that was lost, and then finds the name
+/// taken.
+bool has_two_names(int fd) {
+  struct stat status {};
+  return fstat(fd, &status) == 0 && status.st_nlink == 2;
+}
+
+/// What is moved to the name of a device or a pipe would take its place.
+void check_replaceable(const std::filesystem::path& path) {
+  std::error_code ignored;  // that of the file itself says more
+  const auto status = std::filesystem::status(path, ignored);
+  TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
+                "', which is a device, a pipe or a socket: give the name of a file");
+}
+
+/// Without a name as yet.
+void write_whole(AtomicFile& file, const std::string& text) {
+  file.write_at(0, std::as_bytes(std::span(text)));
+  file.sync();
+}
+
+}  // namespace
+
+std::filesystem::path absolute_path(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path absolute = path.empty() ? path : std::filesystem::absolute(path, error);
+  return error ? path : absolute;
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) {
+  check_replaceable(path_);
+  const std::string own = path_.filename().string();
+  remove_leftovers(folder_of(path_), [&own](const std::string& name) { return name == own; });
+  open_temporary();
+}
+
+/// publish() clears the temporary name; so a name here means that the file was given up.
+AtomicFile::~AtomicFile() {
+  if (!temporary_.empty()) {
+    unlink(temporary_.c_str());
+  }
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+}
+
+void AtomicFile::open_temporary() {
+  // Threads of one process may write the same path at once (ranks as threads do), so that the
+  // process id alone is not unique.
+  static std::atomic<int> counter{0};
+  while (fd_ < 0) {
+    temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +
+                                     std::to_string(counter++));
+    fd_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    // The name of a process that has ended and whose id came round again.
+    if (fd_ < 0 && errno == EEXIST) {
+      continue;
+    }
+    if (fd_ < 0) {
+      temporary_.clear();
+      fail_system("cannot write");
+    }
+    // The lock tells others that the writer is alive. One that looked before it may have removed
+    // the file, or be about to: then take another name.
+    const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (is_taken || !still_linked(fd_)) {
+      close(std::exchange(fd_, -1));
+    }
+  }
+}
+
+/// fallocate() extends the file as well, which is right here: the callers reserve exactly what they
+/// write. On a file system without it (NFS before 4.2) nothing is reserved.
+void AtomicFile::reserve(std::uint64_t bytes) {
+  const auto allocate = [&] { return fallocate(fd_, 0, 0, static_cast<off_t>(bytes)); };
+  if (bytes == 0 || uninterrupted(allocate) == 0) {
+    return;
+  }
+  if (errno != EOPNOTSUPP) {
+    fail_system("cannot reserve room for");
+  }
+}
+
+/// pwrite() may write less than it was given, above 2 GiB always. Takes an offset and no position,
+/// so that the caller decides about the order.
+void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto written = uninterrupted(
+        [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
+    if (written <= 0) {
+      errno = written == 0 ? EIO : errno;  // 0 is no error by itself, and would never end
+      fail_system("cannot write");
+    }
+    offset += static_cast<std::uint64_t>(written);
+    unsynced_ += static_cast<std::uint64_t>(written);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+  if (unsynced_ >= kMostUnsynced) {
+    sync();
+  }
+}
+
+/// Before publish(): a rename may reach the disk before the data that it names.
+void AtomicFile::sync() {
+  if (uninterrupted([&] { return fsync(fd_); }) != 0) {
+    fail_system("cannot make durable");
+  }
+  unsynced_ = 0;
+}
+
+void AtomicFile::publish() {
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) {
+    fail_system("cannot put in place");
+  }
+  // From here on the destructor has nothing to remove.
+  temporary_.clear();
+  sync_folder(folder_of(path_));
+}
+
+/// rename() would replace another's file; link() does not.
+bool AtomicFile::publish_new() {
+  const bool linked = link(temporary_.c_str(), path_.c_str()) == 0 || has_two_names(fd_);
+  if (!linked && errno == EEXIST) {
+    return false;
+  }
+  if (!linked && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS)) {
+    publish();  // a file system without hard links
+    return true;
+  }
+  if (!linked) {
+    fail_system("cannot put in place");
+  }
+  unlink(temporary_.c_str());
+  temporary_.clear();
+  sync_folder(folder_of(path_));
+  return true;
+}
+
+void AtomicFile::fail_system(const char* what) const {
+  fail(what, " '", path_.string(), "': ", std::strerror(errno),
+       ": check that its folder exists, may be written and has room");
+}
+
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  AtomicFile file(path);
+  write_whole(file, text);
+  file.publish();
+}
+
+bool write_new_file(const std::filesystem::path& path, const std::string& text) {
+  AtomicFile file(path);
+  write_whole(file, text);
+  return file.publish_new();
+}
+
+// The kernel drops a lock with its process: a file that can be locked has no writer.
+void remove_leftovers(const std::filesystem::path& folder,
+                      const std::function<bool(const std::string& name)>& of) {
+  const std::string mark = temporary_mark();
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const std::size_t end = name.find(mark);
+    if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
+      continue;
+    }
+    // For writing: NFS grants an exclusive lock for nothing else. O_NOFOLLOW and O_NONBLOCK:
+    // whatever lies there under such a name must neither lead elsewhere nor block (a FIFO).
+    const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) {
+      continue;
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+      unlink(entry.path().c_str());
+    }
+    close(fd);
+  }
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool synced = fd >= 0 && uninterrupted([&] { return fsync(fd); }) == 0;
+  // close() below may overwrite it.
+  const int error = errno;
+  if (fd >= 0) {
+    close(fd);
+  }
+  // Some file systems have nothing to sync for a folder, and say so.
+  const bool not_needed = error == EINVAL || error == EOPNOTSUPP;
+  TESSERA_CHECK(synced || not_needed, "cannot make the folder '", folder.string(),
+                "' durable: ", std::strerror(error),
+                ": what was written is in place, but a crash may undo it; check the disk");
+}
+
+void create_folders(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (folder.empty() || std::filesystem::exists(folder, error)) {
+    return;
+  }
+  create_folders(folder.parent_path());
+  if (std::filesystem::create_directory(folder, error)) {
+    sync_folder(folder_of(folder));
+    return;
+  }
+  std::error_code unknown;
+  TESSERA_CHECK(!error || std::filesystem::is_directory(folder, unknown),
+                "cannot make the folder '", folder.string(), "' in '", folder_of(folder).string(),
+                "': ", error.message(), ": name a folder that may be written and has room");
+}
+
+namespace {
+
+/// Throws Error with the reason from errno.
+[[noreturn]] void fail_to_open(const std::filesystem::path& path, const std::string& what) {
+  const int error = errno;
+  throw detail::ReadError(
+      detail::concat("cannot open '", path.string(), "': ", std::strerror(error), ": give ", what,
+                     " that exists and may be read"),
+      error == ENOENT ? path : std::filesystem::path());
+}
+
+/// Those of git-lfs are of about 130 bytes.
+void check_content(const InputFile& file) {
+  constexpr std::uint64_t kLeastPointer = 100, kMostPointer = 300;
+  if (file.size() >= kLeastPointer && file.size() <= kMostPointer) {
+    std::string text(file.size(), '\0');
+    file.read_at(0, std::as_writable_bytes(std::span(text)));
+    detail::refuse_lfs_pointer(file.path(), text);
+  }
+}
+
+}  // namespace
+
+InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks symlinks)
+    : path_(std::move(path)) {
+  // O_NONBLOCK: opening a FIFO must not wait for a writer.
+  const int nofollow = symlinks == Symlinks::kRefuse ? O_NOFOLLOW : 0;
+  fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | nofollow);
+  try {
+    // What O_NOFOLLOW gives for a link.
+    TESSERA_CHECK(fd_ >= 0 || errno != ELOOP, "'", path_.string(),
+                  "' is a symbolic link, which is not followed here: put the file itself there");
+    if (fd_ < 0) {
+      fail_to_open(path_, what);
+    }
+    struct stat status {};
+    if (fstat(fd_, &status) != 0) {
+      throw detail::ReadError(
+          detail::concat("cannot read '", path_.string(), "': ", std::strerror(errno)));
+    }
+    TESSERA_CHECK(S_ISREG(status.st_mode), "'", path_.string(), "' is not a regular file: give ",
+                  what);
+    size_ = static_cast<std::uint64_t>(status.st_size);
+    check_content(*this);
+  } catch (...) {
+    close(fd_);
+    throw;
+  }
+}
+
+InputFile::~InputFile() {
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+
+/// pread() may return less than was asked for; 0 means that the file ends here.
+void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const auto got = pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0) {
+      throw detail::ReadError(detail::concat(
+          "reading '", path_.string(), "' failed: ", std::strerror(errno), ": check the disk"));
+    }
+    TESSERA_CHECK(got > 0, "'", path_.string(),
+                  "' became shorter while it was read: let no one write to it, and read it again");
+    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+std::string read_file(const std::filesystem::path& path, const std::string& what,
+                      std::uint64_t max_bytes, Symlinks symlinks) {
+  const InputFile file(path, what, symlinks);
+  TESSERA_CHECK(file.size() <= max_bytes, "'", path.string(), "' has ", file.size(),
+                " bytes, more than the ", max_bytes, " that ", what, " may have: give ", what);
+  std::string text(file.size(), '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace tessera::files

@@ -1,0 +1,546 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "layout/digits.h"
+#include "plan/search.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera::plan {
+
+// What steps cost: bytes by the sizes of real shards, time by the CostModel, and the lower bound
+// that guides the search. Bytes are those of the rank that sends most, as a collective takes as
+// long as its slowest rank.
+
+namespace {
+
+/// A local step is a kernel launch and perhaps a copy. More than 0, so that of two plans that send
+/// the same the shorter one wins.
+constexpr double kLocalStepUs = 0.5;
+
+/// The coordinate with the largest shards: torch.chunk puts short chunks last.
+std::vector<std::int64_t> first_coordinate(const Problem& problem) {
+  return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
+}
+
+/// The coordinate with the smallest shards along `mesh_dims`.
+std::vector<std::int64_t> last_coordinate(const Problem& problem,
+                                          const std::vector<int>& mesh_dims) {
+  auto out = first_coordinate(problem);
+  for (const int m : mesh_dims) {
+    out[static_cast<std::size_t>(m)] = problem.mesh_size(m) - 1;
+  }
+  return out;
+}
+
+/// Elements that leave a rank: all but the chunk that it keeps.
+/// What stays is least on the last coordinate, whose chunk of the new dimension is the smallest.
+/// `local / before` is the number of elements for each position of the dimension.
+std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
+  const auto size = problem.size(step.to_dim);
+  const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));
+  const auto kept =
+      local_size(*step.to, step.to_dim, size, last_coordinate(problem, step.mesh_dims));
+  return before == 0 ? 0 : local / before * (before - kept);
+}
+
+/// Elements that one rank sends, with ring algorithms: an all-reduce is a reduce-scatter and an
+/// all-gather.
+std::int64_t elements(const Problem& problem, const Step& step) {
+  const auto parts = detail::mesh_product(problem.to->mesh_sizes(), step.mesh_dims);
+  const auto local = local_numel(*step.from, problem.sizes, first_coordinate(problem));
+  switch (step.kind) {
+    case StepKind::kAllGather:
+      return local * (parts - 1);
+    case StepKind::kReduceScatter:  // of equal parts: short ones are padded
+      return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
+    case StepKind::kAllReduce:
+      return 2 * (local - local / parts);
+    case StepKind::kAllToAll:
+      return all_to_all_elements(problem, step, local);
+    case StepKind::kSlice:
+    case StepKind::kMakePartial:
+    case StepKind::kRelabel:
+      return 0;
+  }
+  return 0;
+}
+
+/// Mean numbers of elements: those that a rank holds at the end, and those of them that it has now.
+/// Means over the ranks, which the rank that holds or receives most does not fall below. Fractions
+/// are kept: to round them up could make the bound too high.
+struct Shares {
+  double needed = 1;
+  double present = 1;
+};
+
+/// As if all cuts were even and independent. What is sharded over the same mesh dimension in
+/// another tensor dimension shares only a part with what is needed, hence the second division.
+Shares shares(const SearchState& state) {
+  const auto& problem = state.problem();
+  Shares out;
+  for (const auto size : problem.sizes) {
+    out.needed *= static_cast<double>(size);
+  }
+  out.present = out.needed;
+  for (int m = 0; m < problem.to->mesh_ndim(); ++m) {
+    const auto parts = static_cast<double>(problem.mesh_size(m));
+    const int here = state.layout()->sharded_dim(m);
+    const int there = problem.to->sharded_dim(m);
+    if (there >= 0) {
+      out.needed /= parts;
+      out.present /= parts;
+    }
+    if (here >= 0 && here != there) {
+      out.present /= parts;
+    }
+  }
+  return out;
+}
+
+/// How many kinds of reduction are still to be done: each takes a separate collective.
+int pending_reductions(const SearchState& state) {
+  // One bit for each ReduceOp.
+  unsigned ops = 0;
+  for (const auto& partial : state.layout()->partial()) {
+    const auto* kept = state.problem().to->partial_on(partial.mesh_dim);
+    if (kept == nullptr || kept->op != partial.op) {
+      ops |= 1U << static_cast<unsigned>(partial.op);
+    }
+  }
+  return __builtin_popcount(ops);
+}
+
+/// Whether some mesh dimension has to leave its place, for which one collective is needed at least.
+bool has_pending_shard(const SearchState& state) {
+  for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
+    if (state.layout()->sharded_dim(m) >= 0 && !state.is_settled(m)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::int64_t step_bytes(const Problem& problem, const Step& step) {
+  return elements(problem, step) * problem.itemsize;
+}
+
+bool is_collective(StepKind kind) {
+  return kind == StepKind::kAllGather || kind == StepKind::kReduceScatter ||
+         kind == StepKind::kAllReduce || kind == StepKind::kAllToAll;
+}
+
+/// By the alpha-beta model: latency, then bytes.
+double step_cost(const CostModel& model, const Step& step) {
+  if (!is_collective(step.kind)) {
+    return kLocalStepUs;
+  }
+  return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
+}
+
+/// Admissible: it counts each unavoidable collective once and never more bytes than have to arrive.
+/// If it were too high the search would miss the cheapest plan.
+double least_cost(const CostModel& model, const SearchState& state) {
+  const int reductions = pending_reductions(state);
+  const int collectives = reductions + (has_pending_shard(state) ? 1 : 0);
+  if (collectives == 0) {
+    return 0;
+  }
+  const auto [needed, present] = shares(state);
+  // A pending reduction makes a rank's current values useless: it receives all that it needs.
+  const auto received = reductions > 0 ? needed : needed - present;
+  return collectives * model.latency_us +
+         received * static_cast<double>(state.problem().itemsize) / model.bytes_per_us;
+}
+
+// What may be done with one layout on the way to another. The rule behind all of it: mesh
+// dimensions are put onto a digit and taken off it at its inner end only, as collectives can do
+// just that.
+
+namespace {
+
+/// Lists of mesh dimensions have a handful of entries.
+bool contains(std::span<const int> list, int value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+/// `digits` with only the mesh dimensions in `present`; nullopt if one of these is inner to one
+/// that is not: it could only be put in front of it later, and mesh dimensions are appended.
+std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
+  for (auto& digit : digits) {
+    auto& dims = digit.mesh_dims;
+    const auto end =
+        std::find_if(dims.begin(), dims.end(), [&](int m) { return !contains(present, m); });
+    if (std::any_of(end, dims.end(), [&](int m) { return contains(present, m); })) {
+      return std::nullopt;
+    }
+    dims.erase(end, dims.end());
+  }
+  return digits;
+}
+
+/// Appends at the inner end.
+std::vector<int> with(std::vector<int> list, std::span<const int> more) {
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+/// A collective over a set reduces all of it at once.
+void drop(std::vector<PartialDim>& partial, std::span<const int> mesh_dims) {
+  std::erase_if(partial, [&](const auto& p) { return contains(mesh_dims, p.mesh_dim); });
+}
+
+}  // namespace
+
+/// The problem must outlive the state. A tensor dimension that is not sharded counts as complete.
+SearchState::SearchState(const Problem& problem, LayoutPtr layout)
+    : problem_(problem),
+      layout_(layout),
+      settled_(static_cast<std::size_t>(layout->mesh_ndim()), false),
+      complete_(static_cast<std::size_t>(layout->tensor_ndim()), true) {
+  for (int d = 0; d < layout->tensor_ndim(); ++d) {
+    settle(d);
+  }
+}
+
+/// Finds the settled mesh dimensions of `dim`: the longest common prefix of its orders now and in
+/// the target; with several digits all of them or none.
+void SearchState::settle(int dim) {
+  const auto& here = layout_->digits(dim);
+  if (here.empty()) {
+    return;
+  }
+  const auto& there = problem_.to->digits(dim);
+  const auto present = layout_->mesh_dims_of(dim);
+  std::size_t settled = 0;
+  // With several digits a prefix of the order does not say which digit is cut: compare the digits
+  // themselves.
+  if (here.size() > 1 || there.size() > 1) {
+    if (fits_several_digits(dim, present)) {
+      settled = present.size();
+    }
+  } else if (!there.empty()) {
+    const auto& order = there[0].mesh_dims;
+    while (settled < std::min(present.size(), order.size()) && present[settled] == order[settled]) {
+      ++settled;
+    }
+  }
+  for (std::size_t i = 0; i < settled; ++i) {
+    settled_[static_cast<std::size_t>(present[i])] = true;
+  }
+  complete_[static_cast<std::size_t>(dim)] = settled == present.size();
+}
+
+/// Whether the digits here are those of the target, less the mesh dimensions that are not here yet.
+/// In canonical form, as the removal may make neighbours one.
+bool SearchState::fits_several_digits(int dim, const std::vector<int>& present) const {
+  const auto& there = problem_.to->digits(dim);
+  if (there.size() <= 1) {
+    return false;
+  }
+  const auto part = restricted(there, present);
+  return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
+}
+
+/// Neither sharded nor partial: what a local step may act on.
+bool SearchState::is_replicated_on(int mesh_dim) const {
+  return layout_->sharded_dim(mesh_dim) < 0 && layout_->partial_on(mesh_dim) == nullptr;
+}
+
+/// Whether `mesh_dims` are the last ones of a digit, whose extent all of its mesh dimensions
+/// divide. Only then does one flattened group cut it as the nested chunks of its mesh dimensions
+/// do.
+bool SearchState::is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
+  if (mesh_dims.size() == 1) {
+    return true;
+  }
+  const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
+    return contains(d.mesh_dims, mesh_dims.front());
+  });
+  const auto& order = digit->mesh_dims;
+  if (order.size() < mesh_dims.size() ||
+      !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
+    return false;
+  }
+  // Uneven chunks of chunks lie elsewhere than the chunks of one cut: the parts would be of other
+  // sizes.
+  const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
+  return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
+}
+
+/// From the innermost one outwards, as long as they are not settled: longer tails are one
+/// collective over a flattened group. Stops at the first that is not a group: then no longer one
+/// is.
+std::vector<Tail> SearchState::tails() const {
+  std::vector<Tail> out;
+  for (int d = 0; d < layout_->tensor_ndim(); ++d) {
+    const auto& digits = layout_->digits(d);
+    for (std::size_t g = 0; g < digits.size(); ++g) {
+      const auto& order = digits[g].mesh_dims;
+      for (auto first = order.rbegin(); first != order.rend() && !is_settled(*first); ++first) {
+        Tail tail{d, g, std::vector<int>(std::prev(first.base()), order.end())};
+        if (!is_group(d, digits, tail.mesh_dims)) {
+          break;
+        }
+        out.push_back(std::move(tail));
+      }
+    }
+  }
+  return out;
+}
+
+/// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions; n is one or two.
+/// Legal: one reduction for all, and partials further inside that stay commute with it, as inner
+/// ones are reduced first.
+std::vector<std::vector<int>> SearchState::reducible_sets() const {
+  const auto& partial = layout_->partial();
+  std::vector<std::vector<int>> out;
+  for (unsigned set = 1; set < 1U << partial.size(); ++set) {  // each non-empty subset, as bits
+    std::vector<int> dims;
+    bool legal = true;
+    const PartialDim* outermost = nullptr;
+    for (std::size_t i = 0; i < partial.size(); ++i) {
+      if ((set >> i & 1U) != 0) {
+        if (outermost == nullptr) {
+          outermost = &partial[i];
+        }
+        legal = legal && partial[i].op == outermost->op;
+        dims.push_back(partial[i].mesh_dim);
+      } else if (outermost != nullptr) {  // stays partial, inner to one that is to be reduced
+        legal = legal && commute(partial[i].op, outermost->op);
+      }
+    }
+    if (legal) {
+      out.push_back(std::move(dims));
+    }
+  }
+  return out;
+}
+
+/// The order decides which chunk each rank gets. What the target does not shard keeps its order;
+/// what it has in another tensor dimension comes last.
+std::vector<int> SearchState::in_final_order(std::vector<int> mesh_dims) const {
+  const int dim = problem_.to->sharded_dim(mesh_dims.front());
+  if (dim < 0) {
+    return mesh_dims;
+  }
+  const auto order = problem_.to->mesh_dims_of(dim);
+  std::stable_sort(mesh_dims.begin(), mesh_dims.end(), [&](int a, int b) {
+    return std::find(order.begin(), order.end(), a) < std::find(order.begin(), order.end(), b);
+  });
+  return mesh_dims;
+}
+
+/// Not yet, if mesh dimensions that are there now would have to go first, or if others belong in
+/// front of these.
+std::optional<Destination> SearchState::final_destination(std::span<const int> mesh_dims) const {
+  const int dim = problem_.to->sharded_dim(mesh_dims.front());
+  if (dim < 0 || !is_settled_dim(dim)) {
+    return std::nullopt;
+  }
+  const auto& there = problem_.to->digits(dim);
+  const auto after = with(layout_->mesh_dims_of(dim), mesh_dims);
+  const auto all_there = problem_.to->mesh_dims_of(dim);
+  // A set may have several destinations in the target; then its parts go one by one.
+  if (!std::all_of(mesh_dims.begin(), mesh_dims.end(),
+                   [&](int m) { return contains(all_there, m); })) {
+    return std::nullopt;
+  }
+  auto digits = restricted(there, after);
+  if (!digits || !is_group(dim, *digits, mesh_dims)) {
+    return std::nullopt;
+  }
+  return Destination{dim, std::move(*digits)};
+}
+
+/// The final one is first: of equal costs the planner takes what it found first.
+std::vector<Destination> SearchState::destinations(std::span<const int> mesh_dims) const {
+  std::vector<Destination> out;
+  if (auto destination = final_destination(mesh_dims)) {
+    out.push_back(std::move(*destination));
+  }
+  for (const int dim : problem_.temporary_dims) {
+    auto digits = layout_->digits(dim);
+    // Where one of them is to end up it would stand in the wrong place, or be there already.
+    const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
+                                      [&](int m) { return problem_.to->sharded_dim(m) == dim; });
+    // Temporary places are simple ones only: to append to one of several digits depends on sizes.
+    if (digits.size() > 1 || is_final) {
+      continue;
+    }
+    if (digits.empty()) {
+      digits.emplace_back();
+    }
+    digits[0].mesh_dims = with(std::move(digits[0].mesh_dims), mesh_dims);
+    if (is_group(dim, digits, mesh_dims)) {
+      out.push_back({dim, std::move(digits)});
+    }
+  }
+  return out;
+}
+
+/// The cut is undone from its inner end; an empty order is canonicalised away.
+Layout::Dims SearchState::without(const Tail& tail) const {
+  auto dims = layout_->dims();
+  auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
+  order.resize(order.size() - tail.mesh_dims.size());
+  return dims;
+}
+
+LayoutPtr SearchState::after_all_gather(const Tail& tail) const {
+  return Layout::intern(layout_->mesh_sizes(), without(tail), layout_->partial());
+}
+
+/// The tail leaves one dimension and is in the digits of the other already.
+LayoutPtr SearchState::after_all_to_all(const Tail& tail, const Destination& destination) const {
+  Layout::Dims dims = without(tail);
+  dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
+  return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
+}
+
+/// `destination` holds the digits with the new mesh dimensions in them.
+LayoutPtr SearchState::after_shard(std::span<const int> mesh_dims,
+                                   const Destination& destination) const {
+  auto dims = layout_->dims();
+  auto partial = layout_->partial();
+  drop(partial, mesh_dims);
+  dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
+  return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
+}
+
+LayoutPtr SearchState::after_all_reduce(std::span<const int> mesh_dims) const {
+  auto partial = layout_->partial();
+  drop(partial, mesh_dims);
+  return Layout::intern(layout_->mesh_sizes(), layout_->dims(), std::move(partial));
+}
+
+LayoutPtr SearchState::after_make_partial(PartialDim made) const {
+  auto partial = layout_->partial();
+  partial.push_back(made);
+  return Layout::intern(layout_->mesh_sizes(), layout_->dims(), std::move(partial));
+}
+
+// Which steps may follow a layout on the way to the target. One function for each kind of step: it
+// lists all candidates that make sense, and the search picks by cost. What a function leaves out is
+// never planned, so that each says what it leaves out.
+
+namespace {
+
+/// Shards a replicated tensor where the target has it: a local slice.
+/// Only to its final place: a slice to somewhere else would have to be gathered again.
+void slice(const SearchState& state, std::vector<Step>& out) {
+  for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
+    if (!state.is_replicated_on(m)) {
+      continue;
+    }
+    // Mesh dimensions in the wrong order cannot go yet: those in front of them come first.
+    const auto destination = state.final_destination({&m, 1});
+    if (!destination) {
+      continue;
+    }
+    out.push_back({.kind = StepKind::kSlice,
+                   .mesh_dims = {m},
+                   .dim = destination->dim,
+                   .from = state.layout(),
+                   .to = state.after_shard({&m, 1}, *destination)});
+  }
+}
+
+/// Makes a replicated tensor partial where the target is: local. A value that is replicated becomes
+/// one term of the reduction, beside identities.
+void make_partial(const SearchState& state, std::vector<Step>& out) {
+  const auto& now = state.layout()->partial();
+  for (const auto& wanted : state.problem().to->partial()) {
+    // Inner mesh dimensions are reduced first (see Layout): the identities that this step adds on
+    // an outer one would not survive an inner reduction that does not commute with it.
+    const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
+      return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
+    });
+    if (!state.is_replicated_on(wanted.mesh_dim) || !survives) {
+      continue;
+    }
+    out.push_back({.kind = StepKind::kMakePartial,
+                   .mesh_dims = {wanted.mesh_dim},
+                   .op = wanted.op,
+                   .from = state.layout(),
+                   .to = state.after_make_partial(wanted)});
+  }
+}
+
+/// For each set of mesh dimensions that may be reduced together: to its final place, and to
+/// temporary ones that a later all-to-all or all-gather starts from.
+void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
+  for (const auto& set : state.reducible_sets()) {
+    const auto mesh_dims = state.in_final_order(set);
+    for (const auto& destination : state.destinations(mesh_dims)) {
+      out.push_back({.kind = StepKind::kReduceScatter,
+                     .mesh_dims = mesh_dims,
+                     .dim = destination.dim,
+                     .op = state.layout()->partial_on(mesh_dims.front())->op,
+                     .from = state.layout(),
+                     .to = state.after_shard(mesh_dims, destination)});
+    }
+  }
+}
+
+/// Needs no destination: the result is replicated over the set.
+void all_reduce(const SearchState& state, std::vector<Step>& out) {
+  for (auto& mesh_dims : state.reducible_sets()) {
+    const auto op = state.layout()->partial_on(mesh_dims.front())->op;
+    const auto to = state.after_all_reduce(mesh_dims);
+    out.push_back({.kind = StepKind::kAllReduce,
+                   .mesh_dims = mesh_dims,
+                   .op = op,
+                   .from = state.layout(),
+                   .to = to});
+  }
+}
+
+/// Moves the last mesh dimensions of one tensor dimension to another. Within one they change their
+/// order by way of another dimension or of a gather.
+void all_to_all(const SearchState& state, std::vector<Step>& out) {
+  for (const auto& tail : state.tails()) {
+    for (const auto& destination : state.destinations(tail.mesh_dims)) {
+      if (destination.dim == tail.dim) {
+        continue;
+      }
+      out.push_back({.kind = StepKind::kAllToAll,
+                     .mesh_dims = tail.mesh_dims,
+                     .dim = tail.dim,
+                     .to_dim = destination.dim,
+                     .from = state.layout(),
+                     .to = state.after_all_to_all(tail, destination)});
+    }
+  }
+}
+
+/// Every mesh dimension that is not settled can be gathered: so the search reaches every target, at
+/// worst by a gather and a slice.
+void all_gather(const SearchState& state, std::vector<Step>& out) {
+  for (const auto& tail : state.tails()) {
+    out.push_back({.kind = StepKind::kAllGather,
+                   .mesh_dims = tail.mesh_dims,
+                   .dim = tail.dim,
+                   .from = state.layout(),
+                   .to = state.after_all_gather(tail)});
+  }
+}
+
+using Move = void (*)(const SearchState& state, std::vector<Step>& out);
+
+// The order breaks ties between plans of equal cost: the first that was found wins.
+constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
+                                     all_reduce, all_to_all,   all_gather};
+
+}  // namespace
+
+/// The order of the table is part of the result: every rank must find the same plan.
+void propose_steps(const SearchState& state, std::vector<Step>& out) {
+  for (const auto move : kMoves) {
+    move(state, out);
+  }
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,677 @@
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "rules/rule_table.h"
+
+namespace tessera::rules {
+
+// Layer, RMS, group and batch norm. What is normalised over stays whole, as its statistics are of
+// all of it; batch norm along a sharded batch is a lowering instead (src/dtensor/lowerings/).
+
+namespace {
+
+/// The factors of a layer norm: unsharded over the last dimensions, which it normalises; over the
+/// leading ones with reduction sum if `reduce`.
+struct NormFactors {
+  TensorFactors input;
+  TensorFactors normalised;  ///< of weight and bias
+  TensorFactors statistics;  ///< the leading factors, then size 1
+
+  NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      const bool leading = dim + normalised_dims < sizes.size();
+      const int factor = !leading ? add_unsharded(rule, sizes[dim])
+                         : reduce ? add_reduced(rule, sizes[dim], ReduceOp::kSum)
+                                  : add_factor(rule, sizes[dim]);
+      input.push_back({factor});
+      if (!leading) {
+        normalised.push_back({factor});
+      }
+      statistics.push_back(leading ? Factors{factor} : Factors{});
+    }
+  }
+};
+
+/// Optional parameters that the call leaves out are passed over.
+void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
+               const TensorFactors& factors) {
+  if (call.has_tensor(arg)) {
+    input_of(rule, call.tensor_index(arg)) = factors;
+  }
+}
+
+/// norm(input, normalised shape, parameters...) -> result and statistics.
+RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
+                                std::size_t statistics) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const std::size_t dims = call.integers(1).size();
+    if (dims > call.tensor(0).sizes.size()) {
+      return std::nullopt;
+    }
+    ShardingRule rule = start(call);
+    const NormFactors factors(rule, call.tensor(0).sizes, dims, false);
+    set_input(rule, call, 0, factors.input);
+    for (std::size_t arg : parameters) {
+      set_input(rule, call, arg, factors.normalised);
+    }
+    rule.outputs.push_back(factors.input);
+    rule.outputs.insert(rule.outputs.end(), statistics, factors.statistics);
+    return rule;
+  };
+}
+
+/// Its backward(grad, input, normalised shape, statistics..., parameters..., mask). Linear in the
+/// gradient. Each shard of the leading dimensions adds its terms to the parameters' gradients.
+RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
+                                 const std::vector<std::size_t>& parameters) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const std::size_t dims = call.integers(2).size();
+    if (dims > call.tensor(1).sizes.size()) {
+      return std::nullopt;
+    }
+    ShardingRule rule = start(call);
+    const NormFactors factors(rule, call.tensor(1).sizes, dims, true);
+    set_input(rule, call, 0, factors.input);
+    set_input(rule, call, 1, factors.input);
+    for (std::size_t arg : statistics) {
+      set_input(rule, call, arg, factors.statistics);
+    }
+    for (std::size_t arg : parameters) {
+      set_input(rule, call, arg, factors.normalised);
+    }
+    rule.outputs.push_back(factors.input);
+    rule.outputs.insert(rule.outputs.end(), parameters.size(), factors.normalised);
+    add_linear(rule, {call.tensor_index(0)});
+    return rule;
+  };
+}
+
+/// native_group_norm(input (batch, channels, ...), weight, bias, N, C, HxW, groups, eps) -> result,
+/// mean and rstd (batch, groups).
+std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() < 2) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
+  TensorFactors input = add_unsharded_factors(rule, call.tensor(0).sizes);
+  input[0] = {add_factor(rule, call.tensor(0).size(0))};
+  rule.factors.back().allow_empty = false;
+  const TensorFactors statistics{input[0], {add_unsharded(rule, call.integer(6))}};
+  set_input(rule, call, 0, input);
+  set_input(rule, call, 1, {input[1]});
+  set_input(rule, call, 2, {input[1]});
+  rule.outputs = {input, statistics, statistics};
+  // N, the size of the batch, is an argument: on each rank that of its part.
+  rule.size_arguments.push_back({3, 0, 0});
+  return rule;
+}
+
+/// Its backward(grad, input, mean, rstd, weight, N, C, HxW, groups, mask)
+std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
+  if (call.tensor(1).ndim() < 2) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
+  TensorFactors input = add_unsharded_factors(rule, call.tensor(1).sizes);
+  input[0] = {add_reduced(rule, call.tensor(1).size(0), ReduceOp::kSum)};
+  rule.factors.back().allow_empty = false;
+  const TensorFactors statistics{input[0], {}};
+  set_input(rule, call, 0, input);
+  set_input(rule, call, 1, input);
+  set_input(rule, call, 2, statistics);
+  set_input(rule, call, 3, statistics);
+  set_input(rule, call, 4, {input[1]});
+  rule.outputs = {input, {input[1]}, {input[1]}};
+  rule.size_arguments.push_back({5, 0, 0});
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+/// Batch normalisation with the running statistics: pointwise. The statistics it returns are empty.
+/// Given statistics make samples independent, so that every dimension may be sharded.
+ShardingRule batch_norm_inference(const OpCall& call) {
+  ShardingRule rule = start(call);
+  const TensorFactors input = add_factors(rule, call.tensor(0).sizes);
+  forbid_empty_shards(rule);
+  set_input(rule, call, 0, input);
+  for (std::size_t arg = 1; arg <= 4; ++arg) {
+    set_input(rule, call, arg, {input[1]});
+  }
+  rule.outputs = {input, {}, {}};
+  rule.groups = {group_of_inputs(call, {0})};
+  return rule;
+}
+
+/// native_batch_norm(input, weight, bias, running mean, running variance, training, ...). In
+/// training channels are independent and samples are not; the running statistics are written.
+std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() < 2) {
+    return std::nullopt;
+  }
+  if (!call.boolean_or(5, false)) {
+    return batch_norm_inference(call);
+  }
+  ShardingRule rule = start(call);
+  TensorFactors input = add_unsharded_factors(rule, call.tensor(0).sizes);
+  input[1] = {add_factor(rule, call.tensor(0).size(1))};
+  rule.factors.back().allow_empty = false;
+  const TensorFactors channels{input[1]};
+  set_input(rule, call, 0, input);
+  for (std::size_t arg = 1; arg <= 4; ++arg) {
+    set_input(rule, call, arg, channels);
+  }
+  rule.outputs = {input, channels, channels};
+  // They are not returned, so they are outputs behind those that are.
+  for (std::size_t arg : {3, 4}) {
+    if (!call.has_tensor(arg)) {
+      continue;
+    }
+    rule.inplace.push_back({call.tensor_index(arg), static_cast<int>(rule.outputs.size())});
+    rule.outputs.push_back(channels);
+  }
+  return rule;
+}
+
+/// native_batch_norm_backward(grad, input, weight, running mean, running variance, mean, inverse
+/// deviation, training, ...). With the running statistics samples are independent, and each shard
+/// adds its terms to the parameters' gradients.
+std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
+  if (call.tensor(1).ndim() < 2) {
+    return std::nullopt;
+  }
+  const bool training = call.boolean_or(7, false);
+  ShardingRule rule = start(call);
+  TensorFactors input;
+  for (const std::int64_t size : call.tensor(1).sizes) {
+    const bool whole = training && input.size() != 1;
+    input.push_back({whole ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum)});
+  }
+  forbid_empty_shards(rule);
+  const TensorFactors channels{input[1]};
+  set_input(rule, call, 0, input);
+  set_input(rule, call, 1, input);
+  for (std::size_t arg = 2; arg <= (training ? 6 : 4); ++arg) {
+    set_input(rule, call, arg, channels);
+  }
+  rule.outputs = {input, channels, channels};
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+}  // namespace
+
+Table normalisation_table() {
+  return {"normalisation",
+          {
+              {"native_layer_norm", norm_forward({2, 3}, 2)},
+              {"native_layer_norm_backward", norm_backward({3, 4}, {5, 6})},
+              {"_fused_rms_norm", norm_forward({2}, 1)},
+              {"_fused_rms_norm_backward", norm_backward({3}, {4})},
+              {"native_group_norm", group_norm_rule},
+              {"native_group_norm_backward", group_norm_backward_rule},
+              {"native_batch_norm", batch_norm_rule},
+              {"native_batch_norm_backward", batch_norm_backward_rule},
+          }};
+}
+
+// Convolutions: data parallel over the batch, tensor parallel over channels.
+
+namespace {
+
+/// The factors of a convolution: input (batch, in channels, space...), weight (out channels, in
+/// channels, window...), result (batch, out channels, space...). A transposed one has the channels
+/// of its weight swapped. Space and window stay unsharded, and so do channels of several groups.
+struct ConvolutionFactors {
+  Factors batch, in, out;
+  TensorFactors input, weight, result;
+
+  ConvolutionFactors(ShardingRule& rule, const TensorMeta& input_meta,
+                     const TensorMeta& weight_meta, bool transposed, std::int64_t groups)
+      : batch{add_reduced(rule, input_meta.size(0), ReduceOp::kSum)},
+        in{add_reduced(rule, input_meta.size(1), ReduceOp::kSum)},
+        out{add_reduced(rule, weight_meta.size(transposed ? 1 : 0) * (transposed ? groups : 1),
+                        ReduceOp::kSum)},
+        input{batch, in},
+        weight{out, in},
+        result{batch, out} {
+    forbid_empty_shards(rule);
+    // A group ties blocks of in channels to blocks of out channels; a shard of one would need the
+    // fitting shard of the other.
+    if (groups != 1) {
+      keep_unsharded(rule, in);
+      keep_unsharded(rule, out);
+      weight.assign(2, {});
+    }
+    // Its weight is (in, out / groups, window...).
+    if (transposed) {
+      std::swap(weight[0], weight[1]);
+    }
+    input.resize(input_meta.sizes.size());
+    weight.resize(weight_meta.sizes.size());
+  }
+};
+
+/// With no in channels libtorch computes other sizes for the result: no rule.
+bool has_no_channels(const TensorMeta& input) {
+  return input.size(1) == 0;
+}
+
+/// convolution(input, weight, bias, stride, padding, dilation, transposed, output padding, groups)
+std::optional<ShardingRule> convolution_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() != call.tensor(1).ndim() || call.tensor(0).ndim() < 3 ||
+      has_no_channels(call.tensor(0))) {
+    return std::nullopt;
+  }
+  const int input = call.tensor_index(0), weight = call.tensor_index(1);
+  ShardingRule rule = start(call);
+  ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.boolean_or(6, false),
+                             call.integer(8));
+  // The batch is in the result of the forward: no reduction.
+  rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
+  input_of(rule, input) = factors.input;
+  input_of(rule, weight) = factors.weight;
+  std::vector<int> with_input{input}, with_weight{weight};
+  if (call.has_tensor(2)) {
+    const int bias = call.tensor_index(2);
+    input_of(rule, bias) = {factors.out};
+    rule.additive.push_back(bias);
+    with_input.push_back(bias);
+    with_weight.push_back(bias);
+  }
+  // Sizes in space depend on stride, padding and dilation: the local result has them.
+  while (factors.result.size() < factors.input.size()) {
+    factors.result.push_back({add_unsharded(rule, ShardingRule::kUnknown)});
+  }
+  rule.outputs.push_back(factors.result);
+  add_linear(rule, with_input);
+  add_linear(rule, with_weight);
+  return rule;
+}
+
+/// convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation, transposed,
+/// output padding, groups, mask) -> gradients of input, weight, bias. The bias's gradient lacks the
+/// in channels and is no sum over them: each of their shards would compute all of it. Where it is
+/// asked for, they stay unsharded.
+std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
+  if (call.tensor(1).ndim() != call.tensor(2).ndim() || call.tensor(1).ndim() < 3 ||
+      has_no_channels(call.tensor(1))) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
+  const ConvolutionFactors factors(rule, call.tensor(1), call.tensor(2), call.boolean_or(7, false),
+                                   call.integer(9));
+  const Sizes mask = call.integers(10);
+  // See above: the gradient of the bias is the same for all in channels.
+  if (mask.size() != 3 || mask[2] != 0) {
+    keep_unsharded(rule, factors.in);
+  }
+  TensorFactors grad = factors.result;
+  grad.resize(call.tensor(0).sizes.size());
+  input_of(rule, call.tensor_index(0)) = grad;
+  input_of(rule, call.tensor_index(1)) = factors.input;
+  input_of(rule, call.tensor_index(2)) = factors.weight;
+  for (std::size_t i : {1, 2}) {
+    TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
+    for (std::size_t dim = 0; dim < output.size(); ++dim) {
+      // What has no factor in the forward is whole, and needs its size as an output.
+      if (output[dim].empty()) {
+        output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
+      }
+    }
+  }
+  rule.outputs.push_back({factors.out});
+  // The sizes of the bias, which are local where out channels are sharded.
+  if (!call.is_none(3) && !call.integers(3).empty()) {
+    rule.size_arguments.push_back({3, 2});
+  }
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+}  // namespace
+
+Table convolution_table() {
+  return {"convolution",
+          {
+              {"convolution", convolution_rule},
+              {"convolution_backward", convolution_backward_rule},
+          }};
+}
+
+// Embeddings: columns of the table shard like any dimension, rows (the vocabulary) into partial
+// sums.
+
+namespace {
+
+/// embedding(weight, indices). Where the vocabulary is sharded, each rank looks up the rows that it
+/// has and gives zeros for the others: the result is Partial(sum), as in Megatron-LM.
+std::optional<ShardingRule> embedding_rule(const OpCall& call) {
+  const int weight = call.tensor_index(0), indices = call.tensor_index(1);
+  if (meta_of(call, weight).ndim() != 2) {
+    return std::nullopt;
+  }
+  const std::int64_t rows = meta_of(call, weight).sizes[0];
+  ShardingRule rule = start(call);
+  TensorFactors result = add_factors(rule, meta_of(call, indices).sizes);
+  input_of(rule, indices) = result;
+  result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
+  const int row = add_reduced(rule, rows, ReduceOp::kSum);
+  // The local operator recognises its own rows by a range.
+  rule.factors[static_cast<std::size_t>(row)].contiguous = true;
+  input_of(rule, weight) = {{row}, result.back()};
+  rule.outputs.push_back(result);
+  rule.additive = {weight};
+  add_any_linear(rule, {weight});
+  // at::embedding would fail for an index that this rank does not have. The third argument is this
+  // rank's first row, filled in by offset_arguments.
+  rule.local_call = {.op = ShardingRule::LocalCall::PartOperator::kEmbeddingRows,
+                     .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
+                     .when_split = {row}};
+  rule.offset_arguments = {{.arg = 2, .input = weight, .dim = 0}};
+  return rule;
+}
+
+/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq). Each
+/// shard of the indices adds its terms; scaling by frequency needs counts over all of them.
+std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
+  const int grad = call.tensor_index(0), indices = call.tensor_index(1);
+  const bool scaled = call.boolean_or(4, false);
+  if (meta_of(call, grad).ndim() != meta_of(call, indices).ndim() + 1) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
+  for (std::int64_t size : meta_of(call, indices).sizes) {
+    const int factor = scaled ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum);
+    // The factors so far are just those of the indices, so that the last one's number is its
+    // dimension.
+    input_of(rule, indices)[rule.factors.size() - 1] = {factor};
+  }
+  input_of(rule, grad) = input_of(rule, indices);
+  input_of(rule, grad).push_back({add_factor(rule, meta_of(call, grad).sizes.back())});
+  rule.outputs.push_back({{add_unsharded(rule, call.integer(2))}, input_of(rule, grad).back()});
+  add_linear(rule, {grad});
+  return rule;
+}
+
+/// The modes of at::embedding_bag.
+/// A maximum has no rule: its backward needs to know which index won.
+enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
+
+/// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tables for the
+/// backward. Columns are independent. Indices stay unsharded: an offset says where its bag begins
+/// among all of them.
+std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() != 2 || call.integer(4) == kBagMax) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
+  const Factors columns{add_factor(rule, call.tensor(0).size(1))};
+  input_of(rule, call.tensor_index(0)) = {{add_unsharded(rule, call.tensor(0).size(0))}, columns};
+  rule.outputs.assign(4, {});
+  rule.outputs[0] = {{add_unsharded(rule, ShardingRule::kUnknown)}, columns};
+  rule.groups = {group_of_inputs(call, {0})};
+  return rule;
+}
+
+/// _embedding_bag_backward(grad, ..., rows, scale, mode, ...)
+RuleFunction::Body embedding_bag_backward(std::size_t rows_arg) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    if (call.integer(rows_arg + 2) == kBagMax) {
+      return std::nullopt;
+    }
+    ShardingRule rule = start(call);
+    const TensorMeta& grad = call.tensor(0);
+    const Factors columns{add_factor(rule, grad.size(1))};
+    input_of(rule, call.tensor_index(0)) = {{add_unsharded(rule, grad.size(0))}, columns};
+    rule.outputs = {{{add_unsharded(rule, call.integer(rows_arg))}, columns}};
+    add_linear(rule, {call.tensor_index(0)});
+    return rule;
+  };
+}
+
+}  // namespace
+
+Table embedding_table() {
+  return {"embedding",
+          {
+              {"embedding", embedding_rule},
+              {"embedding_dense_backward", embedding_backward_rule},
+              {"_embedding_bag _embedding_bag_forward_only", embedding_bag_rule},
+              {"_embedding_bag_backward", embedding_bag_backward(6)},
+              {"_embedding_bag_dense_backward", embedding_bag_backward(5)},
+          }};
+}
+
+// Scaled dot product attention, by the kernels that libtorch chooses from. Batch and heads may be
+// sharded (tensor parallelism shards heads), and queries where no causal mask counts them. Keys
+// stay whole: to shard them needs a running softmax across ranks (ring attention).
+
+namespace {
+
+/// The factors of scaled dot product attention: query (batch, heads, queries, width), key and value
+/// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention, Ainslie
+/// et al. 2023) head i reads kv head i / group. The heads then are the two factors (kv heads,
+/// group), so that sharding kv heads shards query, key and value alike.
+struct AttentionFactors {
+  TensorFactors query, key, value, result;
+  Factors batch, heads, queries, keys;
+
+  // No rule for shapes that the kernels would refuse or broadcast in their own way.
+  static std::optional<AttentionFactors> add(ShardingRule& rule, const TensorMeta& q,
+                                             const TensorMeta& k, const TensorMeta& v,
+                                             bool split_queries) {
+    if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) {
+      return std::nullopt;
+    }
+    // Heads must group evenly: head i reads kv head i / group on every rank only then.
+    const std::int64_t kv_heads = k.size(1);
+    if (v.size(1) != kv_heads || kv_heads == 0 || q.size(1) % kv_heads != 0 ||
+        q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
+      return std::nullopt;
+    }
+    // In a backward, a gradient that lacks one of these (of key, value or bias) is a sum over it.
+    // The kernels divide by each of these sizes: no shard may be empty.
+    const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
+      const int factor = rules::add_reduced(in, size, op);
+      in.factors.back().allow_empty = false;
+      return factor;
+    };
+    AttentionFactors f;
+    f.batch = {add_reduced(rule, q.size(0), ReduceOp::kSum)};
+    const Factors kv{add_reduced(rule, kv_heads, ReduceOp::kSum)};
+    f.heads = kv;
+    if (q.size(1) != kv_heads) {
+      f.heads.push_back(add_reduced(rule, q.size(1) / kv_heads, ReduceOp::kSum));
+    }
+    f.queries = {split_queries ? add_reduced(rule, q.size(2), ReduceOp::kSum)
+                               : add_unsharded(rule, q.size(2))};
+    f.keys = {add_unsharded(rule, k.size(2))};
+    const Factors width{add_unsharded(rule, q.size(3))},
+        value_width{add_unsharded(rule, v.size(3))};
+    f.query = {f.batch, f.heads, f.queries, width};
+    f.key = {f.batch, kv, f.keys, width};
+    f.value = {f.batch, kv, f.keys, value_width};
+    f.result = {f.batch, f.heads, f.queries, value_width};
+    return f;
+  }
+
+  /// The factors of a mask or bias that broadcasts to (batch, heads, queries, keys).
+  /// Aligned at the last dimension, as broadcasting is. A dimension of size 1 has no factor and is
+  /// replicated.
+  TensorFactors bias(const ShardingRule& rule, const TensorMeta& tensor) const {
+    const TensorFactors scores{batch, heads, queries, keys};
+    TensorFactors result(tensor.sizes.size());
+    for (std::size_t i = 0; i < result.size() && i < scores.size(); ++i) {
+      const std::size_t dim = result.size() - 1 - i;
+      const Factors& factors = scores[scores.size() - 1 - i];
+      if (tensor.sizes[dim] == size_of(rule, factors)) {
+        result[dim] = factors;
+      }
+    }
+    return result;
+  }
+};
+
+/// Where a kernel has its arguments, and the shape of its log-sum-exp.
+struct Kernel {
+  enum Statistics { kRows, kRowsAndOne, kPaddedRows };
+  int bias = -1;
+  int dropout = 3;
+  int causal = 4;
+  int debug = -1;  ///< flag that asks for the dropout mask, which this rule does not describe
+  Statistics statistics = kRows;
+  int asks_statistics = -1;       ///< flag; without it the log-sum-exp is (batch, heads, 0)
+  std::size_t other_outputs = 0;  ///< replicated ones: seeds, offsets, empty tensors
+};
+
+/// The factors of the log-sum-exp: (batch, heads, queries), with a last 1, or with queries padded
+/// to 32s. The backward kernel reads it as the forward left it, padding included.
+TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
+                                 const Kernel& kernel, std::int64_t queries) {
+  TensorFactors result{f.batch, f.heads, f.queries};
+  if (kernel.statistics == Kernel::kRowsAndOne) {
+    result.emplace_back();
+  }
+  if (kernel.statistics == Kernel::kPaddedRows) {
+    result.back() = {add_unsharded(rule, (queries + 31) / 32 * 32)};
+  }
+  return result;
+}
+
+bool is_set(const OpCall& call, int flag) {
+  return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
+}
+
+/// A causal mask starts at query 0 of the local tensor, so queries can be sharded only without one.
+bool splits_queries(const OpCall& call, const Kernel& kernel) {
+  return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
+}
+
+/// A dropout of 0 draws nothing, so that the call is not random.
+bool drops(const OpCall& call, const Kernel& kernel) {
+  const auto arg = static_cast<std::size_t>(kernel.dropout);
+  return !call.is_none(arg) && call.number(arg) != 0;
+}
+
+/// kernel(query, key, value, ...) -> result, log-sum-exp, others.
+RuleFunction::Body attention(Kernel kernel) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    ShardingRule rule = start(call);
+    const auto f = AttentionFactors::add(rule, call.tensor(0), call.tensor(1), call.tensor(2),
+                                         splits_queries(call, kernel));
+    if (!f || is_set(call, kernel.debug)) {
+      return std::nullopt;
+    }
+    input_of(rule, call.tensor_index(0)) = f->query;
+    input_of(rule, call.tensor_index(1)) = f->key;
+    input_of(rule, call.tensor_index(2)) = f->value;
+    if (kernel.bias >= 0 && call.has_tensor(static_cast<std::size_t>(kernel.bias))) {
+      const int bias = call.tensor_index(static_cast<std::size_t>(kernel.bias));
+      input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
+    }
+    rule.outputs = {f->result, statistics_factors(rule, *f, kernel, call.tensor(0).size(2))};
+    if (kernel.asks_statistics >= 0 && !is_set(call, kernel.asks_statistics)) {
+      rule.outputs[1].back() = {add_unsharded(rule, 0)};
+    }
+    rule.outputs.resize(rule.outputs.size() + kernel.other_outputs);
+    rule.random = drops(call, kernel);
+    // Seeds and offsets, the other outputs, are in no group: they are replicated.
+    rule.groups = {group_of_inputs(call, {0, 1})};
+    return rule;
+  };
+}
+
+/// Where a backward has its tensors; the first four are (grad, query, key, value).
+struct Backward {
+  Kernel kernel;
+  int result = 4;
+  int statistics = 5;
+  bool bias_gradient = false;
+};
+
+/// kernel_backward(grad, query, key, value, ...) -> gradients of query, key, value (and bias).
+/// Linear in the gradient.
+RuleFunction::Body attention_backward(Backward backward) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    ShardingRule rule = start(call);
+    const Kernel& kernel = backward.kernel;
+    const auto f = AttentionFactors::add(rule, call.tensor(1), call.tensor(2), call.tensor(3),
+                                         splits_queries(call, kernel));
+    if (!f) {
+      return std::nullopt;
+    }
+    const auto set = [&](int arg, const TensorFactors& factors) {
+      input_of(rule, call.tensor_index(static_cast<std::size_t>(arg))) = factors;
+    };
+    set(0, f->result);
+    set(1, f->query);
+    set(2, f->key);
+    set(3, f->value);
+    set(backward.result, f->result);
+    set(backward.statistics, statistics_factors(rule, *f, kernel, call.tensor(1).size(2)));
+    rule.outputs = {f->query, f->key, f->value};
+    if (backward.bias_gradient) {
+      rule.outputs.emplace_back();
+    }
+    if (kernel.bias >= 0 && call.has_tensor(static_cast<std::size_t>(kernel.bias))) {
+      const int bias = call.tensor_index(static_cast<std::size_t>(kernel.bias));
+      input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
+      if (backward.bias_gradient) {
+        rule.outputs.back() = input_of(rule, bias);
+      }
+    }
+    add_linear(rule, {call.tensor_index(0)});
+    rule.random = drops(call, kernel);
+    return rule;
+  };
+}
+
+}  // namespace
+
+/// Positions of arguments are those of native_functions.yaml. All rows read numbers: the dropout's
+/// probability decides whether a call is random.
+Table attention_table() {
+  const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
+  const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};
+  const Kernel efficient{.bias = 3,
+                         .dropout = 5,
+                         .causal = 6,
+                         .statistics = Kernel::kPaddedRows,
+                         .asks_statistics = 4,
+                         .other_outputs = 2};
+  const Kernel cudnn{.bias = 3,
+                     .dropout = 5,
+                     .causal = 6,
+                     .debug = 7,
+                     .statistics = Kernel::kRowsAndOne,
+                     .other_outputs = 5};
+  return {"attention",
+          {
+              {"_scaled_dot_product_flash_attention_for_cpu", attention(cpu), true},
+              {"_scaled_dot_product_flash_attention", attention(flash), true},
+              {"_scaled_dot_product_efficient_attention", attention(efficient), true},
+              {"_scaled_dot_product_cudnn_attention", attention(cudnn), true},
+              {"_scaled_dot_product_flash_attention_for_cpu_backward",
+               attention_backward({.kernel = {.bias = 8, .dropout = 6, .causal = 7}}), true},
+              {"_scaled_dot_product_flash_attention_backward",
+               attention_backward({.kernel = {.dropout = 10, .causal = 11}}), true},
+              {"_scaled_dot_product_efficient_attention_backward",
+               attention_backward(
+                   {.kernel =
+                        {.bias = 4, .dropout = 9, .causal = 11, .statistics = Kernel::kPaddedRows},
+                    .result = 5,
+                    .statistics = 6,
+                    .bias_gradient = true}),
+               true},
+              {"_scaled_dot_product_cudnn_attention_backward",
+               attention_backward({.kernel = {.bias = 8,
+                                              .dropout = 13,
+                                              .causal = 14,
+                                              .statistics = Kernel::kRowsAndOne}}),
+               true},
+          }};
+}
+
+}  // namespace tessera::rules

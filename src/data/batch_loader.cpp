@@ -1,0 +1,371 @@
+// Batches by step number. There is no state: a batch depends only on the step and the data, so that
+// a resumed run reads the same batches, and each data-parallel rank loads its rows independently.
+
+#include "tessera/data/batch_loader.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera::data {
+namespace {
+
+/// Each bit of the result depends on all of `value`: the finalizer of splitmix64 (Steele et al.
+/// 2014).
+std::uint64_t mix(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+/// A permutation of the numbers [0, count), drawn by a seed and a number (of the epoch), that is
+/// computed for each number by itself: nothing is stored, and every place is as near as the next.
+/// A Feistel network (Luby & Rackoff 1988) over the next power of four, repeated until it hits the
+/// range: at most four times on average.
+class Permutation {
+ public:
+  Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number);
+  /// `index` is in [0, count).
+  std::int64_t operator()(std::int64_t index) const;
+
+ private:
+  std::uint64_t encipher(std::uint64_t value) const;
+
+  std::uint64_t count_;
+  int half_bits_ = 1;
+  std::array<std::uint64_t, 4> keys_;
+};
+
+Permutation::Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number)
+    : count_(static_cast<std::uint64_t>(count)) {
+  while (half_bits_ < 31 && (std::uint64_t{1} << (2 * half_bits_)) < count_) {
+    ++half_bits_;
+  }
+  std::uint64_t key = mix(mix(seed) ^ number);
+  for (std::uint64_t& round : keys_) {
+    round = key = mix(key);
+  }
+}
+
+std::int64_t Permutation::operator()(std::int64_t index) const {
+  auto value = static_cast<std::uint64_t>(index);
+  do {
+    value = encipher(value);
+  } while (value >= count_);
+  return static_cast<std::int64_t>(value);
+}
+
+std::uint64_t Permutation::encipher(std::uint64_t value) const {
+  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+  std::uint64_t left = value >> half_bits_;
+  std::uint64_t right = value & mask;
+  for (const std::uint64_t key : keys_) {
+    const std::uint64_t next = left ^ (mix(right ^ key) & mask);
+    left = right;
+    right = next;
+  }
+  return (left << half_bits_) | right;
+}
+
+/// Products of two shares fit into 62 bits.
+constexpr double kUnits = std::int64_t{1} << 30;
+
+/// round(n * part / all), exactly, and without an overflow for any n.
+std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
+  return n / all * part + (n % all * part + all / 2) / all;
+}
+
+}  // namespace
+
+/// An order in which samples are taken from several sources by their weights, computed for each
+/// number independently. Sources are halved repeatedly, and samples are dealt to two halves as
+/// Bresenham draws a line: of the first n that reach a node, its first half gets round(n p). So in
+/// any prefix each source has its weight's share, to within one half for each of the log2 halvings
+/// of the sources.
+class Mixture {
+ public:
+  /// `weights`: positive, of any sum.
+  explicit Mixture(const std::vector<double>& weights);
+
+  struct Place {
+    std::size_t source;
+    std::int64_t index;  ///< among the samples of that source
+  };
+  /// Where sample n >= 0 comes from.
+  Place operator()(std::int64_t n) const;
+  /// The most that a source gives to so many samples in a row.
+  std::int64_t most(std::size_t source, std::int64_t samples) const;
+
+ private:
+  /// The shares of a node, of the sources [first, last), and of its first half.
+  struct Node {
+    std::size_t first, middle, last;
+    std::int64_t part, all;
+  };
+  Node node(std::size_t first, std::size_t last) const;
+
+  std::vector<std::int64_t> sums_;  ///< sums of the shares of the sources before, in units of 2^-30
+};
+
+/// Whole numbers, so that every machine rounds alike.
+Mixture::Mixture(const std::vector<double>& weights) : sums_{0} {
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (const double weight : weights) {
+    const auto share = static_cast<std::int64_t>(std::llround(weight / total * kUnits));
+    sums_.push_back(sums_.back() + std::max<std::int64_t>(share, 1));
+  }
+}
+
+Mixture::Node Mixture::node(std::size_t first, std::size_t last) const {
+  const std::size_t middle = (first + last) / 2;
+  return {first, middle, last, sums_[middle] - sums_[first], sums_[last] - sums_[first]};
+}
+
+Mixture::Place Mixture::operator()(std::int64_t n) const {
+  std::size_t first = 0;
+  std::size_t last = sums_.size() - 1;
+  while (last - first > 1) {
+    const Node at = node(first, last);
+    const std::int64_t before = dealt(n, at.part, at.all);
+    if (dealt(n + 1, at.part, at.all) > before) {
+      last = at.middle;
+      n = before;
+    } else {
+      first = at.middle;
+      n -= before;
+    }
+  }
+  return {first, n};
+}
+
+/// Among m consecutive samples a source with share p gets at most ceil(m p).
+std::int64_t Mixture::most(std::size_t source, std::int64_t samples) const {
+  std::size_t first = 0;
+  std::size_t last = sums_.size() - 1;
+  while (last - first > 1) {
+    const Node at = node(first, last);
+    const bool in_first = source < at.middle;
+    const std::int64_t part = in_first ? at.part : at.all - at.part;
+    samples = samples / at.all * part + (samples % at.all * part + at.all - 1) / at.all;
+    (in_first ? last : first) = at.middle;
+  }
+  return samples;
+}
+
+namespace {
+
+std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
+  std::vector<double> weights;
+  for (const WeightedSamples& source : sources) {
+    TESSERA_CHECK(source.weight > 0 && std::isfinite(source.weight), "a weight of the data is ",
+                  source.weight, "; weights are positive numbers");
+    weights.push_back(source.weight);
+  }
+  return weights;
+}
+
+/// For one row: sets each token's position within its document. The token after an end belongs to
+/// another document, and is not a target.
+void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
+                    std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
+  std::int64_t position = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    positions[i] = position++;
+    if (inputs[i] == end) {
+      targets[i] = kIgnoredTarget;
+      position = 0;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
+                                   std::int64_t rank, std::int64_t ranks) {
+  TESSERA_CHECK(
+      micro_batches > 0 && rank >= 0 && rank < ranks && batch % (micro_batches * ranks) == 0,
+      "the rows of rank ", rank, " of ", ranks, " in a batch of ", batch, " and ", micro_batches,
+      " micro-batches were asked for; ranks times micro-batches must divide the batch");
+  const std::int64_t count = batch / micro_batches / ranks;
+  std::vector<RowRange> rows;
+  for (std::int64_t i = 0; i < micro_batches; ++i) {
+    const std::int64_t first = (i * ranks + rank) * count;
+    rows.push_back({first, first + count});
+  }
+  return rows;
+}
+
+BatchLoader::BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options)
+    : sources_(std::move(sources)), options_(options) {
+  TESSERA_CHECK(options.batch > 0 && !sources_.empty(), "batches of ", options.batch,
+                " samples of ", sources_.size(), " sources were asked for; both must be positive");
+  sequence_ = sources_.front().samples->sequence();
+  mixture_ = std::make_shared<Mixture>(weights_of(sources_));
+  check_sizes();
+}
+
+BatchLoader::BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
+                         std::int64_t vocabulary, std::optional<std::uint64_t> shuffle)
+    : BatchLoader(std::vector<WeightedSamples>{{.samples = token_windows(std::move(tokens),
+                                                                         sequence, vocabulary)}},
+                  {.batch = batch, .shuffle = shuffle}) {}
+
+void BatchLoader::check_sizes() const {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const SampleSource& source = *sources_[i].samples;
+    TESSERA_CHECK(source.sequence() == sequence_, "a source has sequences of ", source.sequence(),
+                  " tokens and another of ", sequence_, "; give all the same");
+    // If rows wrapped around, a step would contain samples twice.
+    const std::int64_t most = mixture_->most(i, options_.batch);
+    const bool alone = sources_.size() == 1;
+    TESSERA_CHECK(source.size() >= most, alone ? "the data hold " : "a source holds ",
+                  source.description(), ", fewer than the ", alone ? "" : "part of it in a ",
+                  "batch of ", options_.batch, alone ? "" : " (" + std::to_string(most) + ")",
+                  ": give more data, a smaller batch or a shorter sequence");
+  }
+}
+
+BatchLoader::Batch BatchLoader::load(std::int64_t step, std::int64_t first, std::int64_t last,
+                                     bool pinned) const {
+  const RowRange rows{first, last};
+  return load(step, std::span(&rows, 1), pinned);
+}
+
+BatchLoader::Batch BatchLoader::load(std::int64_t step, std::span<const RowRange> ranges,
+                                     bool pinned) const {
+  TESSERA_CHECK(step >= 0, "the batch of step ", step, " was asked for; steps count from 0");
+  std::int64_t rows = 0;
+  for (const auto [first, last] : ranges) {
+    TESSERA_CHECK(first >= 0 && first <= last && last <= options_.batch, "rows [", first, ", ",
+                  last, ") of step ", step, " were asked for, but a batch has rows [0, ",
+                  options_.batch, ")");
+    rows += last - first;
+  }
+  const auto tensor = [&] {
+    return at::empty({rows, sequence_}, at::dtype(at::kLong).pinned_memory(pinned));
+  };
+  Batch result{tensor(), tensor(), options_.document_end ? tensor() : at::Tensor()};
+  result.host_positions = result.positions;
+  std::int64_t i = 0;
+  for (const auto [first, last] : ranges) {
+    for (std::int64_t row = first; row < last; ++row) {
+      read_row(step * options_.batch + row, result, i++);
+    }
+  }
+  return result;
+}
+
+void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) const {
+  const auto row = [&](const at::Tensor& all) {
+    return std::span(all.mutable_data_ptr<std::int64_t>() + i * sequence_,
+                     static_cast<std::size_t>(sequence_));
+  };
+  const Place from = place(n);
+  from.source->read(from.sample, row(batch.inputs), row(batch.targets));
+  if (options_.document_end) {
+    part_documents(*options_.document_end, row(batch.inputs), row(batch.targets),
+                   row(batch.positions));
+  }
+}
+
+/// All samples of a source, and again after the last one.
+BatchLoader::Place BatchLoader::place(std::int64_t n) const {
+  const Mixture::Place at = (*mixture_)(n);
+  const SampleSource* source = sources_[at.source].samples.get();
+  const std::int64_t sample = at.index % source->size();
+  if (!options_.shuffle) {
+    return {source, sample};
+  }
+  // Sources of one size must not be drawn alike.
+  const std::uint64_t seed = *options_.shuffle + at.source * 0x9e3779b97f4a7c15;
+  const auto pass = static_cast<std::uint64_t>(at.index / source->size());
+  return {source, Permutation(source->size(), seed, pass)(sample)};
+}
+
+std::int64_t BatchLoader::samples() const {
+  std::int64_t sum = 0;
+  for (const WeightedSamples& source : sources_) {
+    sum += source.samples->size();
+  }
+  return sum;
+}
+
+bool BatchLoader::ignores_targets() const {
+  return options_.document_end || std::ranges::any_of(sources_, [](const WeightedSamples& source) {
+           return source.samples->ignores_targets();
+         });
+}
+
+/// Pinned memory may be freed at once: its allocator keeps it until the copies have run.
+BatchLoader::Batch BatchLoader::Batch::to(c10::Device device) const {
+  const auto copy = [device](const at::Tensor& host) {
+    return host.defined() ? host.to(host.options().device(device).pinned_memory(false),
+                                    /*non_blocking=*/true)
+                          : host;
+  };
+  return {copy(inputs), copy(targets), copy(positions), host_positions};
+}
+
+BatchLoader::Batch BatchLoader::Batch::rows(std::int64_t first, std::int64_t count) const {
+  const auto part = [&](const at::Tensor& all) {
+    return all.defined() ? all.narrow(0, first, count) : all;
+  };
+  return {part(inputs), part(targets), part(positions), part(host_positions)};
+}
+
+namespace {
+
+/// The calling thread's GPU: a guard without an index changes nothing.
+c10::Device current_gpu() {
+  return c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device();
+}
+
+}  // namespace
+
+PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first,
+                               std::int64_t last, bool pinned, bool beside)
+    : PrefetchLoader(std::move(loader), {RowRange{first, last}}, pinned, beside) {}
+
+PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
+                               std::vector<RowRange> ranges, bool pinned, bool beside)
+    : loader_(std::move(loader)), ranges_(std::move(ranges)), pinned_(pinned), beside_(beside) {}
+
+void PrefetchLoader::begin(std::int64_t step) {
+  step_ = step;
+  // A thread begins on the first GPU, where page-locked memory would make another context.
+  const c10::Device device = pinned_ ? current_gpu() : c10::Device(c10::kCPU);
+  // A copy of all that it needs: this object may be moved meanwhile.
+  batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
+                      [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
+                        const c10::DeviceGuard guard(device);
+                        return loader->load(step, ranges, pinned);
+                      });
+  if (!beside_) {
+    batch_.wait();  // computes it
+  }
+}
+
+BatchLoader::Batch PrefetchLoader::load(std::int64_t step) {
+  RECORD_USER_SCOPE("load batch");
+  if (step != step_) {
+    begin(step);
+  }
+  // If get() throws, the next call starts again.
+  step_ = -1;
+  BatchLoader::Batch batch = batch_.get();
+  begin(step + 1);
+  return batch;
+}
+
+}  // namespace tessera::data

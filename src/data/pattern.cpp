@@ -1,0 +1,497 @@
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "pattern.h"
+
+#include <pcre2.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "unicode.h"
+
+namespace tessera::data {
+namespace {
+
+/// A pattern of a tokenizer takes a few steps for a word. One word may be the whole text.
+constexpr std::size_t kMinMatchLimit = 1'000'000;
+constexpr std::size_t kMatchStepsOfByte = 16;
+/// The interpreter's limit, in KiB.
+constexpr std::uint32_t kHeapLimit = 64 * 1024;
+constexpr std::size_t kMaxPatternBytes = 100'000;
+constexpr int kMaxClassDepth = 16;
+/// CPU time of this thread for all matches of a text. A tokenizer's pattern needs 0.05 us a byte.
+constexpr double kFreeSeconds = 1;
+constexpr double kSecondsOfByte = 5e-6;
+constexpr int kMatchesBetweenLooks = 64;
+constexpr std::size_t kBytesBetweenLooks = 1024;
+
+// Elements of a class. PCRE2's own \s has U+180E, and its \w has no marks.
+constexpr std::string_view kSpace =
+    R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+/// Oniguruma counts these as \w outside of a class alone.
+constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
+constexpr std::string_view kHexDigit = "0-9a-fA-F";
+
+constexpr std::array<std::string_view, 7> kGroups{"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"};
+
+template <class T, void (*release)(T*)>
+struct Release {
+  void operator()(T* object) const { release(object); }
+};
+using CompileContext = std::unique_ptr<pcre2_compile_context,
+                                       Release<pcre2_compile_context, pcre2_compile_context_free>>;
+using MatchContext =
+    std::unique_ptr<pcre2_match_context, Release<pcre2_match_context, pcre2_match_context_free>>;
+using MatchData =
+    std::unique_ptr<pcre2_match_data, Release<pcre2_match_data, pcre2_match_data_free>>;
+
+PCRE2_SPTR bytes_of(std::string_view text) {
+  return reinterpret_cast<PCRE2_SPTR>(text.data());
+}
+
+std::string pcre2_message(int code) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(code, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+std::uint32_t match_limit(std::size_t bytes) {
+  return static_cast<std::uint32_t>(
+      std::min<std::size_t>(std::max(kMinMatchLimit, kMatchStepsOfByte * bytes), UINT32_MAX));
+}
+
+pcre2_code* try_compile(std::string_view expression, int& error) {
+  const CompileContext context(pcre2_compile_context_create(nullptr));
+  TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
+  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at lines.
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  PCRE2_SIZE place = 0;
+  return pcre2_compile(bytes_of(expression), expression.size(),
+                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_USE_OFFSET_LIMIT, &error,
+                       &place, context.get());
+}
+
+bool is_alphanumeric(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+/// Writes an expression of Oniguruma for PCRE2. A construct that may mean something else in PCRE2
+/// is refused.
+class Translation {
+ public:
+  explicit Translation(std::string_view expression) : whole_(expression), rest_(expression) {}
+
+  std::string run() {
+    while (!rest_.empty()) {
+      switch (rest_[0]) {
+        case '\\':
+          escape();
+          break;
+        case '[':
+          out_ += take_class().text();
+          break;
+        case '(':
+          group();
+          break;
+        case '{':
+          interval();
+          break;
+        default:
+          copy(1);
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  /// A class. `plain` are elements that PCRE2 can have in one class; `parts` are expressions that
+  /// each match one character more.
+  struct Class {
+    std::string plain;
+    std::vector<std::string> parts;
+    std::string also = {};  ///< what a character must match as well ("&&")
+    bool negated = false;
+
+    bool is_plain() const { return parts.empty() && also.empty() && !plain.empty(); }
+    std::string text() const {
+      if (is_plain()) {
+        return (negated ? "[^" : "[") + plain + "]";
+      }
+      std::string any = plain.empty() ? "" : "[" + plain + "]";
+      for (const std::string& part : parts) {
+        any += (any.empty() ? "" : "|") + part;
+      }
+      any = also + "(?:" + any + ")";
+      return negated ? "(?:(?!" + any + ")(?s:.))" : "(?:" + any + ")";
+    }
+  };
+
+  void refuse_if(bool condition, std::string_view construct) const {
+    TESSERA_CHECK(!condition, "the tokenizer's pattern '", printable(whole_), "' has '",
+                  printable(construct), "', which is not implemented");
+  }
+
+  void copy(std::size_t bytes) { out_ += take(bytes); }
+
+  std::string_view take(std::size_t bytes) {
+    const std::string_view taken = rest_.substr(0, bytes);
+    rest_.remove_prefix(taken.size());
+    return taken;
+  }
+
+  void group() {
+    if (rest_.starts_with("(?")) {
+      refuse_if(std::ranges::none_of(kGroups,
+                                     [&](auto kind) { return rest_.substr(1).starts_with(kind); }),
+                rest_.substr(0, 3));
+    }
+    refuse_if(rest_.starts_with("(*"), "(*");
+    copy(1);
+    copy(rest_.starts_with('?') ? 1 : 0);
+  }
+
+  /// {n,m}+ is possessive in PCRE2 alone, {n}? takes few in PCRE2 alone, {,m} is an interval in
+  /// Oniguruma alone.
+  void interval() {
+    const std::size_t end = rest_.find('}');
+    refuse_if(end == std::string_view::npos, "{");
+    refuse_if(rest_.substr(end + 1).starts_with('+'), "{}+");
+    refuse_if(rest_.substr(end + 1).starts_with('?'), "{}?");
+    refuse_if(rest_.starts_with("{,"), "{,}");
+    const std::string_view numbers = rest_.substr(1, end - 1);
+    const bool is_interval = !numbers.empty() &&
+                             numbers.find_first_not_of("0123456789,") == std::string::npos &&
+                             std::ranges::count(numbers, ',') <= 1;
+    out_ += is_interval ? "" : "\\";
+    copy(is_interval ? end + 1 : 1);
+  }
+
+  void escape() {
+    refuse_if(rest_.size() < 2, "\\");
+    const std::string word = "[" + std::string(kWord) + std::string(kWordOutside) + "]";
+    switch (rest_[1]) {
+      case 'w':
+        out_ += word;
+        break;
+      case 'W':
+        out_ += "(?!" + word + ")(?s:.)";
+        break;
+      case 'b':
+        out_ += "(?:(?<=" + word + ")(?!" + word + ")|(?<!" + word + ")(?=" + word + "))";
+        break;
+      case 'B':
+        out_ += "(?:(?<=" + word + ")(?=" + word + ")|(?<!" + word + ")(?!" + word + "))";
+        break;
+      default: {
+        Class set;
+        take_escape(set);
+        const bool is_set = std::string_view("sSdDhHpP").find(set_of_last_) != std::string::npos;
+        out_ += is_set ? set.text() : set.plain;
+        return;
+      }
+    }
+    take(2);
+  }
+
+  /// Adds an escape to a class, or a character to a class that stands for it alone.
+  void take_escape(Class& set) {
+    refuse_if(rest_.size() < 2, "\\");
+    const char kind = rest_[1];
+    set_of_last_ = '\0';
+    const auto add = [&](std::string_view elements) {
+      set_of_last_ = kind;
+      take(2);
+      set.plain += elements;
+    };
+    const auto add_others = [&](std::string_view elements) {
+      set_of_last_ = kind;
+      take(2);
+      set.parts.push_back("[^" + std::string(elements) + "]");
+    };
+    switch (kind) {
+      case 's':
+        return add(kSpace);
+      case 'S':
+        return add_others(kSpace);
+      case 'w':
+        return add(kWord);
+      case 'W':
+        return add_others(kWord);
+      case 'h':
+        return add(kHexDigit);
+      case 'H':
+        return add_others(kHexDigit);
+      case 'd':
+      case 'D':
+        return add(rest_.substr(0, 2));
+      case 'p':
+      case 'P':
+        return rest_.substr(2).starts_with('{') ? add_property(set) : void(set.plain += take(2)[1]);
+      case 'u':
+      case 'x':
+        return add_number(set);
+      case 'v':
+      case 'b':  // only within a class
+        take(2);
+        set.plain += kind == 'v' ? "\\x0b" : "\\x08";
+        return;
+      default:
+        refuse_if(
+            is_alphanumeric(kind) && std::string_view("nrtfae").find(kind) == std::string::npos,
+            rest_.substr(0, 2));
+        set.plain += take(1);
+        set.plain += take(first_character(rest_).bytes);
+    }
+  }
+
+  /// PCRE2's \p{Han} has the script's extensions, which Oniguruma's has not.
+  void add_property(Class& set) {
+    const std::size_t end = rest_.find('}');
+    refuse_if(end == std::string_view::npos, rest_.substr(0, 3));
+    const bool inverted = rest_.substr(3).starts_with('^');
+    const bool negated = (rest_[1] == 'P') != inverted;
+    const std::string name(rest_.substr(inverted ? 4 : 3, end - (inverted ? 4 : 3)));
+    const auto is_known = [](const std::string& property) {
+      int error = 0;
+      const std::unique_ptr<pcre2_code, Release<pcre2_code, pcre2_code_free>> code(
+          try_compile("\\p{" + property + "}", error));
+      return code != nullptr;
+    };
+    refuse_if(
+        !std::ranges::all_of(
+            name, [](char c) { return is_alphanumeric(c) || c == ' ' || c == '_' || c == '-'; }),
+        rest_.substr(0, end + 1));
+    const bool is_script = name.size() > 2 && is_known("sc:" + name);
+    refuse_if(!is_script && !is_known(name), rest_.substr(0, end + 1));
+    set_of_last_ = 'p';
+    take(end + 1);
+    set.plain += (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
+  }
+
+  /// \x1F, \x{1F600}, \u1F60.
+  void add_number(Class& set) {
+    const std::string_view construct = rest_.substr(0, 4);
+    const bool braced = rest_.starts_with("\\x{");
+    const std::size_t begin = braced ? 3 : 2;
+    const std::size_t end = braced ? rest_.find('}') : rest_[1] == 'x' ? 4 : 6;
+    refuse_if(end > rest_.size() || end == begin, construct);
+    const std::string digits(rest_.substr(begin, end - begin));
+    std::uint32_t code = 0;
+    const char* const last = digits.data() + digits.size();
+    const auto [stop, error] = std::from_chars(digits.data(), last, code, 16);
+    // Two digits from 80 are a byte in Oniguruma, not a character.
+    refuse_if(error != std::errc() || stop != last || code > 0x10ffff ||
+                  (!braced && rest_[1] == 'x' && code >= 0x80),
+              construct);
+    take(end + (braced ? 1 : 0));
+    set.plain += "\\x{" + digits + "}";
+  }
+
+  /// The elements up to "]" or "&&".
+  Class take_items() {
+    Class set;
+    while (!rest_.empty() && rest_[0] != ']' && !rest_.starts_with("&&")) {
+      refuse_if(rest_.starts_with("[:"), rest_.substr(0, rest_.find(']') + 1));
+      bool is_set = true;
+      if (rest_[0] == '[') {
+        const Class inner = take_class();
+        if (inner.is_plain() && !inner.negated) {
+          set.plain += inner.plain;
+        } else {
+          set.parts.push_back(inner.text());
+        }
+      } else if (rest_[0] == '\\') {
+        take_escape(set);
+        is_set = set_of_last_ != '\0';
+      } else {
+        is_set = false;
+        set.plain += take(first_character(rest_).bytes);
+      }
+      // Behind a set "-" is itself.
+      if (is_set && rest_.starts_with('-')) {
+        take(1);
+        set.plain += "\\-";
+      }
+    }
+    return set;
+  }
+
+  /// Classes within a class are added; "&&" binds less.
+  Class take_class() {
+    refuse_if(++depth_ > kMaxClassDepth, "[[");
+    take(1);
+    const bool negated = rest_.starts_with('^');
+    take(negated ? 1 : 0);
+    refuse_if(rest_.starts_with(']'), "[]");
+    Class set = take_items();
+    while (rest_.starts_with("&&")) {
+      take(2);
+      const std::string also = set.also + "(?=" + Class{set.plain, set.parts}.text() + ")";
+      set = take_items();
+      set.also = also;
+    }
+    TESSERA_CHECK(!rest_.empty(), "the tokenizer's pattern '", printable(whole_),
+                  "' is not a regular expression (a class without its ])");
+    take(1);
+    --depth_;
+    set.negated = negated;
+    return set;
+  }
+
+  std::string_view whole_;
+  std::string_view rest_;
+  std::string out_;
+  char set_of_last_ = '\0';  ///< the letter of the last escape if it is a set of characters
+  int depth_ = 0;
+};
+
+double seconds_of_thread() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Searches one text repeatedly. A match has a limit of steps. Loops over a single character count
+/// no steps, so a pattern that reads the rest of the text at each place is found by its time.
+class Search {
+ public:
+  Search(const pcre2_code* code, std::string_view text, const std::string& expression)
+      : code_(code),
+        text_(text),
+        expression_(expression),
+        context_(pcre2_match_context_create(nullptr)),
+        data_(pcre2_match_data_create(1, nullptr)) {
+    TESSERA_CHECK(context_ && data_, "no memory is left to match a tokenizer's pattern");
+    pcre2_set_match_limit(context_.get(), match_limit(text.size()));
+    pcre2_set_heap_limit(context_.get(), kHeapLimit);
+  }
+
+  struct Range {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+  };
+
+  /// The first match that begins at `at` or later. Searches in steps and checks the time between.
+  std::optional<Range> from(std::size_t at) {
+    if (++searches_ % kMatchesBetweenLooks == 0) {
+      check_time();
+    }
+    while (at <= text_.size()) {
+      const std::size_t next = character_at(at + kBytesBetweenLooks);
+      pcre2_set_offset_limit(context_.get(), next - 1);
+      if (const auto found = within_limit(at)) {
+        return found;
+      }
+      check_time();
+      at = next;
+    }
+    return std::nullopt;
+  }
+
+  /// Where the next character begins, at `at` or later.
+  std::size_t character_at(std::size_t at) const {
+    while (at < text_.size() && (static_cast<unsigned char>(text_[at]) & 0xc0U) == 0x80U) {
+      ++at;
+    }
+    return at;
+  }
+
+ private:
+  void check_time() const {
+    const double limit = kFreeSeconds + kSecondsOfByte * static_cast<double>(text_.size());
+    TESSERA_CHECK(seconds_of_thread() - begin_ <= limit, "the tokenizer's pattern '",
+                  printable(expression_), "' needs more than ", limit, " s for a text of ",
+                  text_.size(), " bytes: use a tokenizer with a simpler pattern, or shorter texts");
+  }
+
+  std::optional<Range> within_limit(std::size_t at) {
+    int found = match(at, PCRE2_NO_UTF_CHECK);
+    // Compiled code has a small stack; the interpreter has a heap.
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
+      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
+    }
+    if (found == PCRE2_ERROR_NOMATCH) {
+      return std::nullopt;
+    }
+    TESSERA_CHECK(found >= 0, "the tokenizer's pattern '", printable(expression_),
+                  "' cannot be matched in a text of ", text_.size(), " bytes (",
+                  pcre2_message(found), "): use a tokenizer with a simpler pattern");
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data_.get());
+    return Range{range[0], range[1]};
+  }
+
+  int match(std::size_t at, std::uint32_t options) {
+    return pcre2_match(code_, bytes_of(text_), text_.size(), at, options, data_.get(),
+                       context_.get());
+  }
+
+  const pcre2_code* code_;
+  std::string_view text_;
+  const std::string& expression_;
+  MatchContext context_;
+  MatchData data_;
+  double begin_ = seconds_of_thread();
+  int searches_ = 0;
+};
+
+pcre2_code* compile(std::string_view expression) {
+  TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "a pattern of ", expression.size(),
+                " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
+  int error = 0;
+  pcre2_code* code = try_compile(Translation(expression).run(), error);
+  TESSERA_CHECK(code != nullptr, "the tokenizer's pattern '", printable(expression),
+                "' is not a regular expression (", pcre2_message(error), ")");
+  // Without a compiler for this machine the interpreter runs the pattern.
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+  return code;
+}
+
+}  // namespace
+
+void Pattern::Free::operator()(pcre2_real_code_8* code) const {
+  pcre2_code_free(code);
+}
+
+Pattern::Pattern(std::string_view expression)
+    : expression_(expression), code_(compile(expression)) {}
+
+Pattern Pattern::literal(std::string_view text) {
+  Pattern pattern("");
+  pattern.literal_ = text;
+  return pattern;
+}
+
+void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
+  if (!literal_.empty()) {
+    for (std::size_t at = text.find(literal_); at != std::string::npos;
+         at = text.find(literal_, at + literal_.size())) {
+      on_match(at, at + literal_.size());
+    }
+    return;
+  }
+  Search search(code_.get(), text, expression_);
+  std::optional<std::size_t> last_end;
+  for (std::size_t at = 0; at <= text.size();) {
+    const auto found = search.from(at);
+    if (!found) {
+      return;
+    }
+    // An empty match where the last match ended does not count.
+    if (found->begin == found->end && last_end == found->end) {
+      at = search.character_at(at + 1);
+      continue;
+    }
+    on_match(found->begin, found->end);
+    at = found->end;
+    last_end = at;
+  }
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,244 @@
+// SentencePiece models, with transformers' special tokens and spaces around the library's pieces.
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "files_beside.h"
+#include "piece_model.h"
+#include "tessera/core/detail/environment.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+#include "tessera/version.h"
+#include "unicode.h"
+
+namespace tessera::data {
+namespace {
+
+// libtessera_sentencepiece.so is loaded once, for the first model.
+
+constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
+
+/// SentencePiece is to find its own names before those of the process, which AddressSanitizer
+/// refuses.
+int scope_of_names() {
+  const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr;
+  return sanitized ? RTLD_LOCAL : RTLD_LOCAL | RTLD_DEEPBIND;
+}
+
+LoadPieceModel load_library() {
+  const std::string path =
+      detail::library_beside(reinterpret_cast<const void*>(&load_library), kLibrary);
+  // Never unloaded: models that it made live as long as the program likes.
+  void* const library = dlopen(path.c_str(), RTLD_NOW | scope_of_names());
+  TESSERA_CHECK(library != nullptr, "a SentencePiece model (tokenizer.model) was given, but ",
+                kLibrary, " cannot be loaded: ", dlerror(),
+                "; install libsentencepiece-dev and build Tessera again");
+  const auto function = reinterpret_cast<LoadPieceModel>(dlsym(library, kLoadPieceModel));
+  TESSERA_CHECK(function != nullptr, path,
+                " is of another version of Tessera; install both from one build");
+  return function;
+}
+
+}  // namespace
+
+std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
+  // If loading throws, the next call tries again.
+  static const LoadPieceModel load = load_library();
+  return std::unique_ptr<PieceModel>(load(model, fault));
+}
+
+TokenizerPtr sentencepiece_tokenizer(const std::string& path) {
+  return sentencepiece_tokenizer(path, {});
+}
+
+namespace {
+
+/// Ten times the largest that are known.
+constexpr std::uint64_t kMaxModelBytes = 100'000'000;
+
+/// As a field of a model's protobuf: normalizer_spec { add_dummy_prefix: false }. Behind a model it
+/// is joined with the normalizer_spec that is there.
+constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
+
+constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
+
+// -1 says that a model has no such token.
+std::vector<std::int64_t> present(int id) {
+  return id < 0 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{id};
+}
+
+/// Special and added tokens are found in the text, as transformers' LlamaTokenizer does; the pieces
+/// between them are the library's, whose calls are const and safe for several threads.
+class SentencePieceTokenizer final : public Tokenizer {
+ public:
+  SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
+      : begins_texts_(beside.adds_begin) {
+    const std::string model =
+        files::read_file(path, "a SentencePiece model (tokenizer.model)", kMaxModelBytes);
+    std::string fault;
+    model_ = load_piece_model(model, fault);
+    TESSERA_CHECK(model_ != nullptr, "'", path, "' is not a SentencePiece model (",
+                  printable(fault), "): give a tokenizer.model");
+    within_ = load_piece_model(model + std::string(kNoPrefix), fault);
+    TESSERA_CHECK(within_ != nullptr, "'", path,
+                  "' can't be read without its prefix; give another tokenizer.model");
+    legacy_ = beside.legacy;
+    prefix_ = legacy_ || beside.prefix.value_or(true);
+    add_tokens(beside);
+    begin_ = beside.begin ? std::vector{id_of(*beside.begin)} : present(model_->id_of_begin());
+    end_ = beside.end ? std::vector{id_of(*beside.end)} : present(model_->id_of_end());
+  }
+
+  std::int64_t vocabulary() const override {
+    return model_->size() + static_cast<std::int64_t>(behind_.size());
+  }
+
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    std::vector<std::int64_t> all;
+    // The library itself would make one U+FFFD of each byte.
+    std::string valid;
+    added_.split(
+        replace_invalid_utf8(text, valid),
+        [&](std::string_view part, bool first) {
+          const std::vector<int> ids =
+              (first && prefix_) || legacy_ ? pieces_of(*model_, part) : pieces_within(part);
+          all.insert(all.end(), ids.begin(), ids.end());
+        },
+        [&](TokenId id) {
+          // transformers takes a space alone, before a special token, for a prefix.
+          if (!prefix_ && all.size() == 1 && special_.contains(id) && is_space(all[0])) {
+            all.clear();
+          }
+          all.push_back(id);
+        });
+    return all;
+  }
+
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    std::string text;
+    std::vector<int> pieces;
+    for (const auto token : tokens) {
+      TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
+                    " is outside the tokenizer's vocabulary of ", vocabulary(),
+                    ": decode with the tokenizer that made it");
+      // Special tokens don't part what is around them.
+      if (special_.contains(token)) {
+        continue;
+      }
+      if (token < model_->size()) {
+        pieces.push_back(static_cast<int>(token));
+        continue;
+      }
+      decode_pieces(std::exchange(pieces, {}), text);
+      text += behind_[static_cast<std::size_t>(token - model_->size())];
+    }
+    decode_pieces(pieces, text);
+    return text;
+  }
+
+  std::vector<std::int64_t> begin_tokens() const override { return begin_; }
+  std::vector<std::int64_t> end_tokens() const override { return end_; }
+  std::optional<bool> begins_texts() const override { return begins_texts_; }
+
+ private:
+  /// Those of the model itself, and those that the files beside it name.
+  void add_tokens(const FilesBeside& beside) {
+    std::vector<AddedToken> tokens;
+    for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
+      if (id >= 0) {
+        tokens.push_back({.content = model_->piece(id), .id = static_cast<TokenId>(id)});
+        ids_[tokens.back().content] = id;
+        special_.insert(id);
+      }
+    }
+    for (const NamedToken& named : beside.tokens) {
+      const std::string& content = named.token.content;
+      const bool is_known = ids_.contains(content);
+      const std::int64_t id = id_of(content);
+      TESSERA_CHECK(!named.id || *named.id == id, "the files beside the tokenizer give '",
+                    printable(content), "' the id ", named.id.value_or(0), ", but it is ", id,
+                    ": make them agree");
+      if (id == vocabulary()) {
+        behind_.push_back(content);
+      }
+      if (named.token.special) {
+        special_.insert(id);
+      }
+      if (!is_known && !content.empty()) {
+        ids_[content] = id;
+        tokens.push_back(named.token);
+        tokens.back().id = static_cast<TokenId>(id);
+      }
+    }
+    added_ = AddedTokens(std::move(tokens));
+  }
+
+  bool is_space(std::int64_t id) const {
+    return id < model_->size() && model_->piece(static_cast<int>(id)) == kSpaceMark;
+  }
+
+  /// The id of a token's text, which may be new: then the next.
+  std::int64_t id_of(const std::string& content) const {
+    if (const auto known = ids_.find(content); known != ids_.end()) {
+      return known->second;
+    }
+    const int id = model_->id(content);
+    return model_->piece(id) == content ? id : vocabulary();
+  }
+
+  static std::vector<int> pieces_of(const PieceModel& model, std::string_view text) {
+    std::vector<int> ids;
+    const std::string fault = model.encode(text, ids);
+    TESSERA_CHECK(fault.empty(), "SentencePiece cannot encode the text: ", printable(fault));
+    return ids;
+  }
+
+  /// Encodes a part that is not the first. The library drops a space before a text; transformers
+  /// keeps it by a token before it, whose own pieces are left out.
+  std::vector<int> pieces_within(std::string_view part) const {
+    if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
+      return pieces_of(*within_, part);
+    }
+    const std::string unknown = model_->piece(model_->id_of_unknown());
+    const auto length = pieces_of(*within_, unknown).size();
+    std::vector<int> ids = pieces_of(*within_, unknown + std::string(part));
+    ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(std::min(length, ids.size())));
+    return ids;
+  }
+
+  void decode_pieces(const std::vector<int>& pieces, std::string& text) const {
+    std::string some;
+    const PieceModel& model = (prefix_ && text.empty()) || legacy_ ? *model_ : *within_;
+    const std::string fault = model.decode(pieces, some);
+    TESSERA_CHECK(fault.empty(), "SentencePiece cannot decode the tokens: ", printable(fault));
+    text += some;
+  }
+
+  std::unique_ptr<PieceModel> model_;
+  std::unique_ptr<PieceModel> within_;  ///< which begins no text with a space
+  bool legacy_ = true;                  ///< each part of a text between special tokens gets one
+  bool prefix_ = true;                  ///< the first part gets one
+  AddedTokens added_;
+  std::set<std::int64_t> special_;           ///< without a text
+  std::map<std::string, std::int64_t> ids_;  ///< of the tokens in added_
+  std::vector<std::string> behind_;          ///< texts of those behind the model's own
+  std::vector<std::int64_t> begin_, end_;
+  std::optional<bool> begins_texts_;
+};
+
+}  // namespace
+
+TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside) {
+  return std::make_shared<SentencePieceTokenizer>(path, beside);
+}
+
+}  // namespace tessera::data

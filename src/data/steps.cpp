@@ -1,0 +1,681 @@
+#include "steps.h"
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <utility>
+
+#include "pattern.h"
+#include "unicode.h"
+
+namespace tessera::data {
+namespace {
+
+const nlohmann::json kNull;
+constexpr std::size_t kMaxShown = 80;
+
+/// As ASCII JSON: untrusted keys and texts may hold anything.
+std::string short_text(const nlohmann::json& value) {
+  const std::string text = value.dump(-1, ' ', true);
+  return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
+}
+
+}  // namespace
+
+JsonField JsonField::at(const char* key) const {
+  require(value_.is_object(), "an object");
+  const auto found = value_.find(key);
+  return {found == value_.end() ? kNull : *found, place_.empty() ? key : place_ + "." + key};
+}
+
+const std::string& JsonField::text() const {
+  require(value_.is_string(), "a string");
+  return value_.get_ref<const std::string&>();
+}
+
+const std::string& JsonField::character() const {
+  const std::string& all = text();
+  require(!all.empty() && first_character(all).bytes == all.size(), "one character");
+  return all;
+}
+
+bool JsonField::flag_or(bool otherwise) const {
+  require(is_null() || value_.is_boolean(), "true or false");
+  return is_null() ? otherwise : value_.get<bool>();
+}
+
+std::uint32_t JsonField::number_below(std::uint32_t limit) const {
+  require(value_.is_number_unsigned() && value_.get<std::uint64_t>() < limit,
+          "a number below " + std::to_string(limit));
+  return value_.get<std::uint32_t>();
+}
+
+void JsonField::only(std::initializer_list<std::string_view> keys) const {
+  require(value_.is_object(), "an object");
+  for (const auto& [key, value] : value_.items()) {
+    if (key != "type" && std::ranges::find(keys, key) == keys.end()) {
+      JsonField(value, place_.empty() ? key : place_ + "." + key).refuse();
+    }
+  }
+}
+
+void JsonField::require(bool condition, std::string_view what) const {
+  TESSERA_CHECK(condition, short_text(nlohmann::json(place_)), " is ", shown(), "; it must be ",
+                what);
+}
+
+void JsonField::refuse() const {
+  fail(short_text(nlohmann::json(place_)), " is ", shown(),
+       ", which is not implemented; use a tokenizer without it");
+}
+
+std::string JsonField::shown() const {
+  if (value_.is_structured() && value_.size() > kMaxShown) {
+    return std::string("an ") + value_.type_name() + " of " + std::to_string(value_.size());
+  }
+  return short_text(value_);
+}
+
+namespace {
+
+/// 0 for an empty text.
+char32_t first_of(std::string_view text) {
+  return text.empty() ? 0 : code_point(text.substr(0, first_character(text).bytes));
+}
+
+bool stands_alone(std::string_view before, std::string_view behind) {
+  return (before.empty() || !is_word(code_point(last_character(before)))) &&
+         !is_word(first_of(behind));
+}
+
+}  // namespace
+
+AddedToken added_token_of(const JsonField& field, bool special) {
+  AddedToken token;
+  token.content = field.at("content").text();
+  token.single_word = field.at("single_word").flag_or(false);
+  token.lstrip = field.at("lstrip").flag_or(false);
+  token.rstrip = field.at("rstrip").flag_or(false);
+  token.special = field.at("special").flag_or(special);
+  token.normalized = field.at("normalized").flag_or(!token.special);
+  return token;
+}
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    std::size_t node = 0;
+    for (const char byte : tokens_[i].content) {
+      const auto [next, made] = trie_[node].next.try_emplace(byte, trie_.size());
+      node = next->second;
+      if (made) {
+        trie_.emplace_back();
+      }
+    }
+    trie_[node].token = i;
+    begins_[static_cast<unsigned char>(tokens_[i].content[0])] = true;
+  }
+}
+
+const AddedToken* AddedTokens::match_at(std::string_view text) const {
+  std::size_t node = 0;
+  std::size_t longest = kNone;
+  for (const char byte : text) {
+    const auto next = trie_[node].next.find(byte);
+    if (next == trie_[node].next.end()) {
+      break;
+    }
+    node = next->second;
+    if (trie_[node].token != kNone) {
+      longest = trie_[node].token;
+    }
+  }
+  return longest == kNone ? nullptr : &tokens_[longest];
+}
+
+void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token) const {
+  std::size_t given = 0;
+  std::size_t space_end = 0;  // of the white space that a token has taken behind it
+  const auto give_to = [&](std::size_t end) {
+    if (given < end) {
+      on_text(text.substr(given, end - given), given == 0);
+    }
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const AddedToken* token =
+        begins_[static_cast<unsigned char>(text[at])] ? match_at(text.substr(at)) : nullptr;
+    if (token == nullptr) {
+      ++at;
+      continue;
+    }
+    std::size_t begin = at;
+    std::size_t end = at + token->content.size();
+    at = end;
+    if (token->single_word && !stands_alone(text.substr(0, begin), text.substr(end))) {
+      continue;
+    }
+    if (token->lstrip) {
+      // Space that the last token has taken is gone.
+      begin = given + without_trailing_space(text.substr(given, std::max(begin, given) - given));
+    }
+    if (token->rstrip) {
+      // Tokens may lie in that space: each looks no further for its end.
+      space_end =
+          std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
+      end = space_end;
+    }
+    // A token of white space that another has taken is gone too.
+    if (begin >= end) {
+      continue;
+    }
+    give_to(begin);
+    on_token(token->id);
+    given = end;
+  }
+  give_to(text.size());
+}
+
+namespace {
+
+/// Printable bytes of Latin-1 stand for themselves, the others for U+0100, U+0101, ... in their
+/// order.
+constexpr bool stands_for_itself(int byte) {
+  return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+}
+
+constexpr int kNoByte = -1;
+constexpr std::size_t kAlphabetEnd = 0x144;
+
+constexpr std::array<char32_t, 256> make_code_points() {
+  std::array<char32_t, 256> codes{};
+  char32_t next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    codes[static_cast<std::size_t>(byte)] =
+        stands_for_itself(byte) ? static_cast<char32_t>(byte) : next++;
+  }
+  return codes;
+}
+constexpr std::array<char32_t, 256> kCodePoints = make_code_points();
+
+constexpr std::array<int, kAlphabetEnd> make_byte_of_code_point() {
+  std::array<int, kAlphabetEnd> bytes{};
+  bytes.fill(kNoByte);
+  for (int byte = 0; byte < 256; ++byte) {
+    bytes[kCodePoints[static_cast<std::size_t>(byte)]] = byte;
+  }
+  return bytes;
+}
+constexpr std::array<int, kAlphabetEnd> kByteOfCodePoint = make_byte_of_code_point();
+
+}  // namespace
+
+std::optional<std::string> bytes_of_token(std::string_view token) {
+  std::string bytes;
+  while (!token.empty()) {
+    const Utf8Step step = first_character(token);
+    const char32_t code =
+        step.valid ? code_point(token.substr(0, step.bytes)) : char32_t{kAlphabetEnd};
+    if (code >= kAlphabetEnd || kByteOfCodePoint[code] == kNoByte) {
+      return std::nullopt;
+    }
+    bytes.push_back(static_cast<char>(kByteOfCodePoint[code]));
+    token.remove_prefix(step.bytes);
+  }
+  return bytes;
+}
+
+std::string token_of_bytes(std::string_view bytes) {
+  std::string token;
+  for (const char byte : bytes) {
+    append_character(kCodePoints[static_cast<unsigned char>(byte)], token);
+  }
+  return token;
+}
+
+std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) {
+    return std::nullopt;
+  }
+  unsigned char byte = 0;
+  const char* end = token.data() + 5;
+  const auto [stop, error] = std::from_chars(token.data() + 3, end, byte, 16);
+  return error == std::errc{} && stop == end ? std::optional(byte) : std::nullopt;
+}
+
+void check_growth(std::size_t from, std::size_t to) {
+  constexpr std::size_t kMaxGrowth = 32;  // of U+FDFA, twice
+  constexpr std::size_t kFree = 1000;
+  TESSERA_CHECK(to <= kFree + kMaxGrowth * from, "the tokenizer makes of a text of ", from,
+                " bytes one of more than ", kMaxGrowth,
+                " times as many: use one whose normalizer and decoder replace less");
+}
+
+namespace {
+
+/// {"String": text} or {"Regex": expression}.
+Pattern read_pattern(const JsonField& field) {
+  field.only({"String", "Regex"});
+  const JsonField literal = field.at("String");
+  const JsonField expression = field.at("Regex");
+  field.require(literal.is_null() != expression.is_null(), "one String or one Regex");
+  return literal.is_null() ? Pattern(expression.text()) : Pattern::literal(literal.text());
+}
+
+using Replace = std::function<std::string(std::string_view text)>;
+
+/// Copies a text with "content" for each match of "pattern".
+Replace read_replace(const JsonField& field) {
+  field.only({"pattern", "content"});
+  const auto pattern = std::make_shared<const Pattern>(read_pattern(field.at("pattern")));
+  return [pattern, content = field.at("content").text()](std::string_view text) {
+    std::string out;
+    std::size_t copied = 0;
+    pattern->for_each_match(text, [&](std::size_t begin, std::size_t end) {
+      out += text.substr(copied, begin - copied);
+      out += content;
+      check_growth(text.size(), out.size());
+      copied = end;
+    });
+    return out += text.substr(copied);
+  };
+}
+
+void add_normalizer(const JsonField& field, Normalizers& steps) {
+  const std::string& type = field.type();
+  constexpr std::array<std::pair<std::string_view, NormalizationForm>, 4> kForms{
+      {{"NFD", {}},
+       {"NFC", {.composed = true}},
+       {"NFKD", {.compatible = true}},
+       {"NFKC", {.compatible = true, .composed = true}}}};
+  for (const auto& [name, form] : kForms) {
+    if (type == name) {
+      field.only({});
+      steps.emplace_back([form = form](std::string& text) { text = normalized(text, form); });
+      return;
+    }
+  }
+  if (type == "Sequence") {
+    field.only({"normalizers"});
+    field.at("normalizers").for_each([&](const JsonField& step) { add_normalizer(step, steps); });
+  } else if (type == "Prepend") {
+    field.only({"prepend"});
+    steps.emplace_back([prefix = field.at("prepend").text()](std::string& text) {
+      text.insert(0, text.empty() ? "" : prefix);
+    });
+  } else if (type == "Lowercase") {
+    field.only({});
+    steps.emplace_back([](std::string& text) { text = lower_case(text); });
+  } else if (type == "Strip") {
+    field.only({"strip_left", "strip_right"});
+    steps.emplace_back([left = field.at("strip_left").flag_or(false),
+                        right = field.at("strip_right").flag_or(false)](std::string& text) {
+      text.resize(right ? without_trailing_space(text) : text.size());
+      text.erase(0, left ? leading_space(text) : 0);
+    });
+  } else if (type == "Replace") {
+    steps.emplace_back(
+        [replace = read_replace(field)](std::string& text) { text = replace(text); });
+  } else {
+    field.at("type").refuse();
+  }
+}
+
+enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+SplitBehavior read_split_behavior(const JsonField& field) {
+  constexpr std::array<std::string_view, 5> kNames{"Removed", "Isolated", "MergedWithPrevious",
+                                                   "MergedWithNext", "Contiguous"};
+  const auto* const found = std::ranges::find(kNames, field.text());
+  if (found == kNames.end()) {
+    field.refuse();
+  }
+  return static_cast<SplitBehavior>(found - kNames.begin());
+}
+
+/// Joins matches and the texts between them to pieces.
+class BehaviorSplitter {
+ public:
+  using Give = c10::function_ref<void(std::size_t begin, std::size_t end)>;
+
+  BehaviorSplitter(SplitBehavior behavior, Give give) : behavior_(behavior), give_(give) {}
+
+  /// From left to right, without holes.
+  void add(std::size_t begin, std::size_t end, bool match) {
+    if (begin_ == end_ || !joins(match)) {
+      finish();
+      begin_ = begin;
+    }
+    end_ = end;
+    match_ = match;
+  }
+
+  void finish() {
+    if (begin_ < end_ && !(match_ && behavior_ == SplitBehavior::kRemoved)) {
+      give_(begin_, end_);
+    }
+    begin_ = end_;
+  }
+
+ private:
+  /// Whether the next part belongs to the last piece.
+  bool joins(bool next_is_match) const {
+    switch (behavior_) {
+      case SplitBehavior::kMergedWithPrevious:
+        return next_is_match && !match_;
+      case SplitBehavior::kMergedWithNext:
+        return match_ && !next_is_match;
+      case SplitBehavior::kContiguous:
+        return match_ == next_is_match;
+      default:
+        return false;
+    }
+  }
+
+  SplitBehavior behavior_;
+  Give give_;
+  std::size_t begin_ = 0;  ///< of the last piece, which may still grow
+  std::size_t end_ = 0;
+  bool match_ = false;  ///< whether its last part is a match
+};
+
+PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool invert) {
+  const auto pattern = std::make_shared<const Pattern>(std::move(expression));
+  return [pattern, behavior, invert](Piece piece, OnPiece on_piece) {
+    const std::string_view text = piece.text;
+    const auto give = [&](std::size_t begin, std::size_t end) {
+      if (begin < end) {
+        on_piece({text.substr(begin, end - begin), piece.first && begin == 0});
+      }
+    };
+    BehaviorSplitter splitter(behavior, give);
+    std::size_t end_of_last = 0;
+    const auto add_between = [&](std::size_t end) {
+      if (end_of_last < end) {
+        splitter.add(end_of_last, end, invert);
+      }
+    };
+    pattern->for_each_match(text, [&](std::size_t begin, std::size_t end) {
+      add_between(begin);
+      splitter.add(begin, end, !invert);
+      end_of_last = end;
+    });
+    add_between(text.size());
+    splitter.finish();
+  };
+}
+
+/// A step behind ByteLevel splits the characters that stand for bytes.
+void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenizers& all) {
+  PreTokenizers::Step step = split_step(std::move(pattern), behavior, invert);
+  if (all.byte_level) {
+    step = [step = std::move(step)](Piece piece, OnPiece on_piece) {
+      const std::string characters = token_of_bytes(piece.text);
+      step({characters, piece.first}, [&](Piece part) {
+        const std::string bytes = bytes_of_token(part.text).value();
+        on_piece({bytes, part.first});
+      });
+    };
+  }
+  all.steps.push_back(std::move(step));
+}
+
+/// The piece with `mark` for each space, and with a mark before it if `prepended`.
+std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
+  std::string text;
+  for (const char c : piece) {
+    c == ' ' ? void(text += mark) : text.push_back(c);
+  }
+  return prepended && !text.starts_with(mark) ? mark + text : text;
+}
+
+/// SentencePiece's handling of spaces.
+void add_metaspace(const JsonField& field, PreTokenizers& all) {
+  field.require(!all.byte_level, "before ByteLevel");
+  field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
+  const JsonField scheme = field.at("prepend_scheme");
+  std::string prepend = scheme.is_null() ? "always" : scheme.text();
+  if (prepend != "always" && prepend != "first" && prepend != "never") {
+    scheme.refuse();
+  }
+  // The older name of the same.
+  const JsonField older = field.at("add_prefix_space");
+  if (!older.flag_or(true) && prepend != "never") {
+    scheme.is_null() ? void(prepend = "never") : older.refuse();
+  }
+  all.steps.emplace_back([prepend, mark = field.at("replacement").character(),
+                          splits = field.at("split").flag_or(true)](Piece piece, OnPiece on_piece) {
+    const std::string text =
+        marked(piece.text, mark, prepend == "always" || (prepend == "first" && piece.first));
+    // A word begins at each mark.
+    for (std::size_t begin = 0; begin < text.size();) {
+      const std::size_t end =
+          splits ? std::min(text.find(mark, begin + 1), text.size()) : text.size();
+      on_piece({std::string_view(text).substr(begin, end - begin), piece.first && begin == 0});
+      begin = end;
+    }
+  });
+}
+
+/// The model's vocabulary is turned into bytes, so that the text stays bytes as well.
+void add_byte_level(const JsonField& field, PreTokenizers& all) {
+  /// GPT-2's, for "use_regex".
+  constexpr const char* kGpt2Pattern =
+      R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+  field.require(!all.byte_level, "the only ByteLevel");
+  field.only({"add_prefix_space", "trim_offsets", "use_regex"});
+  if (field.at("add_prefix_space").flag_or(true)) {
+    all.steps.emplace_back([](Piece piece, OnPiece on_piece) {
+      const std::string text = (piece.text.starts_with(' ') ? "" : " ") + std::string(piece.text);
+      on_piece({text, piece.first});
+    });
+  }
+  if (field.at("use_regex").flag_or(true)) {
+    all.steps.push_back(split_by_pattern(kGpt2Pattern));
+  }
+  all.byte_level = true;
+}
+
+void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
+  const std::string& type = field.type();
+  if (type == "Sequence") {
+    field.only({"pretokenizers"});
+    field.at("pretokenizers").for_each([&](const JsonField& step) {
+      add_pre_tokenizer(step, all);
+    });
+  } else if (type == "Split") {
+    field.only({"pattern", "behavior", "invert"});
+    add_split(read_pattern(field.at("pattern")), read_split_behavior(field.at("behavior")),
+              field.at("invert").flag_or(false), all);
+  } else if (type == "Punctuation") {
+    field.only({"behavior"});
+    const JsonField behavior = field.at("behavior");
+    add_split(Pattern(R"([\p{P}$+<=>^`|~])"),
+              behavior.is_null() ? SplitBehavior::kIsolated : read_split_behavior(behavior), false,
+              all);
+  } else if (type == "ByteLevel") {
+    add_byte_level(field, all);
+  } else if (type == "Metaspace") {
+    add_metaspace(field, all);
+  } else if (type == "Digits") {
+    field.only({"individual_digits"});
+    const bool each = field.at("individual_digits").flag_or(false);
+    add_split(Pattern(R"(\p{N})"), each ? SplitBehavior::kIsolated : SplitBehavior::kContiguous,
+              false, all);
+  } else {
+    field.at("type").refuse();
+  }
+}
+
+/// Removes up to `left` and `right` times the character at the ends of each token.
+void add_strip(const JsonField& field, Decoders& steps) {
+  constexpr std::uint32_t kMaxStripped = 1000;
+  field.only({"content", "start", "stop"});
+  steps.emplace_back([character = field.at("content").character(),
+                      left = field.at("start").number_below(kMaxStripped),
+                      right = field.at("stop").number_below(kMaxStripped)](auto& tokens) {
+    for (std::string& token : tokens) {
+      std::string_view rest = token;
+      for (std::uint32_t i = 0; i < left && rest.starts_with(character); ++i) {
+        rest.remove_prefix(character.size());
+      }
+      for (std::uint32_t i = 0; i < right && rest.ends_with(character); ++i) {
+        rest.remove_suffix(character.size());
+      }
+      token = std::string(rest);
+    }
+  });
+}
+
+void add_metaspace_decoder(const JsonField& field, Decoders& steps) {
+  field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
+  const JsonField scheme = field.at("prepend_scheme");
+  const bool prepended =
+      scheme.is_null() ? field.at("add_prefix_space").flag_or(true) : scheme.text() != "never";
+  steps.emplace_back([mark = field.at("replacement").character(), prepended](auto& tokens) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      // The space before the first word does not belong to the text.
+      const std::string_view space = i == 0 && prepended ? "" : " ";
+      for (std::size_t at = tokens[i].find(mark); at != std::string::npos;
+           at = tokens[i].find(mark, at + space.size())) {
+        tokens[i].replace(at, mark.size(), space);
+      }
+    }
+  });
+}
+
+void add_decoder(const JsonField& field, Decoders& steps) {
+  const std::string& type = field.type();
+  const auto add_for_each = [&](auto change) {
+    steps.emplace_back([change](auto& tokens) { std::ranges::for_each(tokens, change); });
+  };
+  if (type == "Sequence") {
+    field.only({"decoders"});
+    field.at("decoders").for_each([&](const JsonField& step) { add_decoder(step, steps); });
+  } else if (type == "ByteLevel") {
+    field.only({"add_prefix_space", "trim_offsets", "use_regex"});
+    // A token with another character is text.
+    add_for_each([](std::string& token) { token = bytes_of_token(token).value_or(token); });
+  } else if (type == "ByteFallback") {
+    field.only({});
+    add_for_each([](std::string& token) {
+      if (const auto byte = byte_of_fallback_token(token)) {
+        token.assign(1, static_cast<char>(*byte));
+      }
+    });
+  } else if (type == "Metaspace") {
+    add_metaspace_decoder(field, steps);
+  } else if (type == "Replace") {
+    // Incomplete characters are not text yet.
+    add_for_each([replace = read_replace(field)](std::string& token) {
+      std::string storage;
+      if (replace_invalid_utf8(token, storage).data() == token.data()) {
+        token = replace(token);
+      }
+    });
+  } else if (type == "Strip") {
+    add_strip(field, steps);
+  } else if (type == "Fuse") {
+    field.only({});
+    steps.emplace_back([](auto& tokens) {
+      std::string text;
+      for (const std::string& token : tokens) {
+        text += token;
+      }
+      tokens.assign(1, text);
+    });
+  } else {
+    field.at("type").refuse();
+  }
+}
+
+/// Adds the ids that "special_tokens" has by this name.
+void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
+                 std::vector<std::int64_t>& tokens) {
+  special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {
+    tokens.push_back(id.number_below(vocabulary));
+  });
+}
+
+TemplateTokens read_template(const JsonField& field, TokenId vocabulary) {
+  field.only({"single", "pair", "special_tokens"});
+  TemplateTokens tokens;
+  bool behind = false;
+  const JsonField single = field.at("single");
+  single.for_each([&](const JsonField& piece) {
+    piece.only({"SpecialToken", "Sequence"});
+    const JsonField special = piece.at("SpecialToken");
+    if (!special.is_null()) {
+      add_special(special.at("id"), field.at("special_tokens"), vocabulary,
+                  behind ? tokens.end : tokens.begin);
+      return;
+    }
+    piece.require(!behind && piece.at("Sequence").at("id").text() == "A", "the text, once");
+    behind = true;
+  });
+  single.require(behind, "a list with the text");
+  return tokens;
+}
+
+void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateTokens& tokens) {
+  const std::string& type = field.type();
+  if (type == "Sequence") {
+    field.only({"processors"});
+    field.at("processors").for_each([&](const JsonField& step) {
+      add_post_processor(step, vocabulary, tokens);
+    });
+  } else if (type == "TemplateProcessing") {
+    // It takes the existing template for a pair of texts.
+    field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
+    tokens = read_template(field, vocabulary);
+  } else if (type != "ByteLevel") {  // that one only changes offsets into the text
+    field.at("type").refuse();
+  }
+}
+
+}  // namespace
+
+Normalizers read_normalizers(const JsonField& field) {
+  Normalizers steps;
+  if (!field.is_null()) {
+    add_normalizer(field, steps);
+  }
+  return steps;
+}
+
+Decoders read_decoders(const JsonField& field) {
+  Decoders steps;
+  if (!field.is_null()) {
+    add_decoder(field, steps);
+  }
+  return steps;
+}
+
+PreTokenizers read_pre_tokenizers(const JsonField& field) {
+  PreTokenizers all;
+  if (!field.is_null()) {
+    add_pre_tokenizer(field, all);
+  }
+  return all;
+}
+
+void PreTokenizers::split_from(std::size_t step, Piece piece, OnPiece on_piece) const {
+  if (step == steps.size()) {
+    on_piece(piece);
+    return;
+  }
+  // NOLINTNEXTLINE(misc-no-recursion): as deep as there are steps.
+  steps[step](piece, [&](Piece part) { split_from(step + 1, part, on_piece); });
+}
+
+PreTokenizers::Step split_by_pattern(std::string_view expression) {
+  return split_step(Pattern(expression), SplitBehavior::kIsolated, false);
+}
+
+TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary) {
+  TemplateTokens tokens;
+  if (!field.is_null()) {
+    add_post_processor(field, vocabulary, tokens);
+  }
+  return tokens;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,213 @@
+// Meta's tokenizer.model of Llama 3 and 4, in tiktoken's form: one line for each token, with its
+// bytes in base64 and its rank.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bpe.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+
+namespace tessera::data {
+namespace {
+
+// From Meta's package llama-models, where they are in the code beside each file.
+
+/// What a model's tokenizer has beside its file in tiktoken's form.
+struct TiktokenModelParts {
+  const char* name;
+  std::size_t ranks;  ///< tokens of the file
+  const char* pattern;
+  std::vector<std::string> (*special_tokens)();  ///< in the order of their ids, behind the others
+};
+
+constexpr const char* kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// That of OpenAI's o200k_base: words are split before a capital, and have their contractions.
+constexpr const char* kLlama4Pattern =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+void append(std::vector<std::string>& names, std::initializer_list<const char*> more) {
+  for (const char* name : more) {
+    names.push_back("<|" + std::string(name) + "|>");
+  }
+}
+
+/// The reserved ones of a group from `first` on, until there are `total` names.
+void append_reserved(std::vector<std::string>& names, const std::string& group, int first,
+                     std::size_t total) {
+  for (int i = first; names.size() < total; ++i) {
+    names.push_back("<|" + group + "reserved_special_token_" + std::to_string(i) + "|>");
+  }
+}
+
+/// Those of Llama 3.1 to 3.3; Llama 3.0's are the same, or reserved.
+std::vector<std::string> llama3_special_tokens() {
+  std::vector<std::string> names;
+  append(names, {"begin_of_text", "end_of_text", "reserved_special_token_0",
+                 "reserved_special_token_1", "finetune_right_pad_id", "step_id", "start_header_id",
+                 "end_header_id", "eom_id", "eot_id", "python_tag", "image"});
+  append_reserved(names, "", 2, 256);
+  return names;
+}
+
+std::vector<std::string> llama4_special_tokens() {
+  std::vector<std::string> names;
+  append(names, {"begin_of_text", "end_of_text", "fim_prefix", "fim_middle", "fim_suffix",
+                 "header_start", "header_end", "eom", "eot", "step"});
+  append_reserved(names, "text_post_train_", 0, 16);
+  append(names, {"python_start", "python_end", "finetune_right_pad"});
+  append_reserved(names, "text_post_train_", 8, 80);
+  append(names, {"image_start", "image_end", "vision_reserved_special_token_0",
+                 "vision_reserved_special_token_1", "tile_x_separator", "tile_y_separator"});
+  append_reserved(names, "vision_", 2, 90);
+  append(names, {"image", "vision_reserved_special_token_6", "patch"});
+  append_reserved(names, "vision_", 7, 1134);
+  append_reserved(names, "reasoning_", 0, 1142);
+  append(names, {"reasoning_thinking_start", "reasoning_thinking_end"});
+  append_reserved(names, "", 0, 2048);
+  return names;
+}
+
+/// By TiktokenModel.
+constexpr std::array<TiktokenModelParts, 2> kModels{
+    {{"Llama 3", 128'000, kLlama3Pattern, llama3_special_tokens},
+     {"Llama 4", 200'000, kLlama4Pattern, llama4_special_tokens}}};
+
+const TiktokenModelParts& parts_of(TiktokenModel model) {
+  return kModels.at(static_cast<std::size_t>(model));
+}
+
+TiktokenModel tiktoken_model_of(std::size_t ranks) {
+  const auto* const found = std::ranges::find(kModels, ranks, &TiktokenModelParts::ranks);
+  if (found == kModels.end()) {
+    std::string known;
+    for (const TiktokenModelParts& model : kModels) {
+      known += (known.empty() ? "" : ", ") + std::string(model.name) + "'s has " +
+               std::to_string(model.ranks);
+    }
+    fail("it has ", ranks, " tokens (", known,
+         "): of another model use its tokenizer.json instead");
+  }
+  return static_cast<TiktokenModel>(found - kModels.begin());
+}
+
+/// Ten times that of Llama 4.
+constexpr std::uint64_t kMaxModelFileBytes = 100'000'000;
+/// The longest of Llama 3 has 128.
+constexpr std::size_t kMaxTokenBytes = 1000;
+/// A token is looked up in two parts at each of its places: the square of its bytes, summed over
+/// all tokens. Llama 3's come to 10 million.
+constexpr std::size_t kMaxMergeWork = 1'000'000'000;
+
+constexpr std::string_view kBase64Alphabet =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// The bytes of a text in base64 (RFC 4648, with padding); nothing if it is not.
+std::optional<std::string> decode_base64(std::string_view text) {
+  if (text.size() % 4 != 0) {
+    return std::nullopt;
+  }
+  const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
+  text.remove_suffix(padding);
+  std::string bytes;
+  std::uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    const std::size_t digit = kBase64Alphabet.find(c);
+    if (digit == std::string_view::npos) {
+      return std::nullopt;
+    }
+    bits = bits << 6 | static_cast<std::uint32_t>(digit);
+    count += 6;
+    if (count >= 8) {
+      count -= 8;
+      bytes.push_back(static_cast<char>(bits >> count & 0xffU));
+    }
+  }
+  return bytes;
+}
+
+/// The tokens of the file by rank, which is their id.
+std::vector<std::string> read_ranks(std::string_view text) {
+  std::vector<std::string> tokens;
+  std::size_t merge_work = 0;
+  for (std::size_t line = 1; !text.empty(); ++line) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view entry = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    TESSERA_CHECK(!entry.ends_with('\r'), "line ", line,
+                  " ends with CRLF, not with LF: copy the file without changing its line ends");
+    const std::size_t space = std::min(entry.find(' '), entry.size());
+    const auto token = decode_base64(entry.substr(0, space));
+    TESSERA_CHECK(
+        token && !token->empty() && token->size() <= kMaxTokenBytes &&
+            entry.substr(std::min(space + 1, entry.size())) == std::to_string(tokens.size()),
+        "line ", line, " is not a token in base64 and the rank ", tokens.size());
+    merge_work += token->size() * token->size();
+    TESSERA_CHECK(merge_work <= kMaxMergeWork, "its tokens up to line ", line,
+                  " are longer than any tokenizer's");
+    tokens.push_back(*token);
+    TESSERA_CHECK(tokens.size() < kMaxTokenId, "it has more than ", kMaxTokenId, " tokens");
+  }
+  return tokens;
+}
+
+/// Two tokens are merged if their bytes are a token, whose rank counts.
+std::vector<Merge> merges_of_ranks(const Vocabulary& vocabulary) {
+  std::vector<Merge> merges;
+  for (const auto& [bytes, id] : vocabulary) {
+    for (std::size_t at = 1; at < bytes.size(); ++at) {
+      const auto left = vocabulary.find(std::string_view(bytes).substr(0, at));
+      const auto right = vocabulary.find(std::string_view(bytes).substr(at));
+      if (left != vocabulary.end() && right != vocabulary.end()) {
+        merges.push_back({left->second, right->second, id, id});
+      }
+    }
+  }
+  return merges;
+}
+
+BpeTokenizerParts parts_of_ranks(std::vector<std::string> tokens, const TiktokenModelParts& model) {
+  BpeTokenizerParts parts;
+  for (std::size_t id = 0; id < tokens.size(); ++id) {
+    const bool added = parts.model.vocabulary.emplace(tokens[id], static_cast<TokenId>(id)).second;
+    TESSERA_CHECK(added, "the token of rank ", id, " is there twice");
+  }
+  parts.model.merges = merges_of_ranks(parts.model.vocabulary);
+  parts.pre_tokenizers.steps.push_back(split_by_pattern(model.pattern));
+  const auto begin = static_cast<std::int64_t>(tokens.size());
+  parts.begin_tokens = {begin};
+  parts.end_tokens = {begin + 1};
+  for (std::string& name : model.special_tokens()) {
+    parts.added.push_back(
+        {.content = name, .id = static_cast<TokenId>(tokens.size()), .special = true});
+    tokens.push_back(std::move(name));
+  }
+  parts.texts = std::move(tokens);
+  return parts;
+}
+
+}  // namespace
+
+TokenizerPtr tiktoken_tokenizer(const std::string& path, std::optional<TiktokenModel> model) {
+  const std::string text =
+      tessera::files::read_file(path, "a tokenizer.model of Llama 3 or 4", kMaxModelFileBytes);
+  try {
+    std::vector<std::string> tokens = read_ranks(text);
+    const TiktokenModelParts& parts = parts_of(model ? *model : tiktoken_model_of(tokens.size()));
+    return std::make_shared<BpeTokenizer>(parts_of_ranks(std::move(tokens), parts));
+  } catch (const Error& error) {
+    fail("cannot read the tokenizer '", path, "': ", error.what());
+  }
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,268 @@
+#include <string>
+#include <utility>
+
+#include "agreement/agreement.h"
+#include "autograd/autograd.h"
+#include "redistribute/redistribute.h"
+#include "tensor/distributed_impl.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/tensors.h"
+
+namespace tessera::detail {
+
+// The functions of a handle that autograd must see: from_local, to_local and redistribute. Each
+// runs as a whole and records one node; the operators inside would record only local tensors. A
+// node's backward calls the inverse function, which records in turn, so that gradients of gradients
+// work.
+
+namespace {
+
+const DistributedTensorImpl& checked_impl(const at::Tensor& tensor) {
+  const auto* impl = as_distributed(tensor);
+  TESSERA_CHECK(impl != nullptr, "internal: a distributed tensor was expected");
+  return *impl;
+}
+
+/// Records for autograd that `output` is a function of `input` whose backward is a Backward node,
+/// made from `arguments`. `output` must have no history and share no impl with `input`.
+template <class Backward, class... Arguments>
+at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arguments) {
+  if (!is_recorded(input)) {
+    return output;
+  }
+  const auto node = make_node<Backward>(std::forward<Arguments>(arguments)...);
+  set_inputs(*node, input);
+  set_node(output, node);
+  return output;
+}
+
+/// The gradient comes in any layout from backward, and is brought to the one that the caller has
+/// promised for the local gradient. An undefined gradient is zero, here and below.
+struct FromLocalBackward final : Node {
+  explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) {
+      return {at::Tensor()};
+    }
+    return {to_local_with_gradient(as_layout(gradients[0], sharding), sharding.layout)};
+  }
+  std::string name() const override { return "FromLocalBackward"; }
+  ShardingSpec sharding;
+};
+
+/// The gradient from the caller's code is a local tensor as well: this rank's part of a gradient
+/// with the layout in `spec`. Sizes are the global ones, since a local gradient shows only its own.
+struct ToLocalBackward final : Node {
+  explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
+  variable_list apply(variable_list&& gradients) override;
+  std::string name() const override { return "ToLocalBackward"; }
+  TensorSpecPtr spec;
+};
+
+/// Redistributes the gradient to the source's layout, in the type that gradients are sent in, then
+/// casts it to the source's type. Asynchronous if the forward was: the gradient's use waits.
+struct RedistributeBackward final : Node {
+  RedistributeBackward(ShardingSpec s, c10::ScalarType t, const RedistributeOptions& o)
+      : sharding(std::move(s)), dtype(t), options(o) {}
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) {
+      return {at::Tensor()};
+    }
+    const auto travels = gradients[0].to(options.backward_dtype.value_or(dtype));
+    return {as_layout(travels, sharding, {.async = options.async}).to(dtype)};
+  }
+  std::string name() const override { return "RedistributeBackward"; }
+  ShardingSpec sharding;
+  c10::ScalarType dtype;
+  RedistributeOptions options;
+};
+
+/// `spec` with another layout on the same mesh.
+TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
+  return intern_spec({{spec.sharding.mesh, layout}, spec.sizes, spec.strides, spec.dtype});
+}
+
+/// The local tensor, for the caller to write to. A detached view holds a copy: a write to that
+/// would reach the view and not the viewed tensor, so such a view returns another copy.
+at::Tensor own_local(const DistributedTensorImpl& impl) {
+  return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
+}
+
+/// An asynchronous redistribution, below autograd. Undefined, and nothing is done, if no collective
+/// is needed. The strides are contiguous ones: those of a pending
+/// local tensor are unknown.
+at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+  const auto& spec = impl.spec();
+  auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
+  if (transfer == nullptr) {
+    return {};
+  }
+  return wrap_pending(
+      std::move(transfer), impl.local(),
+      intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
+}
+
+/// A redistribution, below autograd. The result never shares memory with the source: a write to one
+/// must not reach the other.
+at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+  const auto& spec = impl.spec();
+  auto local = redistribute_local(impl.local(), spec, target.layout);
+  const bool shares = local.is_same(impl.local()) || local.is_alias_of(impl.local());
+  if (shares && !local.is_meta()) {
+    local = local.detach().clone();
+  }
+  const bool agreed = shards_agree_on_stride_order(*spec->sharding.layout, spec->sizes) &&
+                      shards_agree_on_stride_order(*target.layout, spec->sizes);
+  local = agreed ? local : local.contiguous();
+  auto strides = global_strides(spec->sizes, local.strides(), agreed);
+  return wrap(std::move(local),
+              intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
+}
+
+/// The same, or the result that the active OperatorMode has kept: selective checkpointing keeps
+/// results of collectives like those of operators.
+at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+  OperatorMode* mode = active_operator_mode();
+  if (mode == nullptr) {
+    return redistributed(impl, target);
+  }
+  static const std::string name = "tessera::redistribute";
+  const auto run = [&] { return OperatorMode::Results{redistributed(impl, target)}; };
+  return mode->call({name}, run).front().toTensor();
+}
+
+/// The caller promises that a local gradient is the same on all ranks; a function with its own
+/// reductions may have broken that. Collective.
+void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
+  const DeviceMesh& mesh = spec.sharding.mesh;
+  for (int dim = 0; dim < mesh.ndim(); ++dim) {
+    if (is_replicated_on(*spec.sharding.layout, dim)) {
+      check_replicas(
+          peers_along(mesh, dim), {{"it", gradient}}, Equality::kRounded,
+          concat("to_local: the local gradient of a tensor ", c10::IntArrayRef(spec.sizes),
+                 " is taken to be equal on ", to_string(mesh), " in dimension ", dim),
+          "if each rank makes its own term, say so with Partial in grad_placements (of local_map: "
+          "in_grad_placements)");
+    }
+  }
+}
+
+variable_list ToLocalBackward::apply(variable_list&& gradients) {
+  if (!gradients[0].defined()) {
+    return {at::Tensor()};
+  }
+  if (checks_calls()) {
+    compare_local_gradients(gradients[0].detach(), *spec);
+  }
+  return {from_local_with_gradient(gradients[0], spec->sharding, spec->sizes,
+                                   gradient_layout(spec->sharding.layout))};
+}
+
+}  // namespace
+
+/// Not collective, and without checks: the caller has made them. A copy, where one is needed, is
+/// differentiable: autograd sees contiguous() itself.
+at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
+                                    c10::IntArrayRef sizes, LayoutPtr gradient) {
+  const at::Tensor dense = dense_local(local, sharding, sizes);
+  return record<FromLocalBackward>(wrap_local(dense, sharding, sizes), dense,
+                                   ShardingSpec{sharding.mesh, gradient});
+}
+
+/// Counts as the first use of a leaf: its gradient is brought to its layout, as an operator's is.
+at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
+  auto& impl = *as_distributed(tensor);
+  check_readable(impl, "to_local()");
+  keep_gradient_layout(impl, tensor);
+  const LayoutPtr layout = impl.spec()->sharding.layout;
+  const bool gives_part =
+      !layout->is_replicated() && c10::multiply_integers(layout->mesh_sizes()) > 1;
+  if (const RandomRegionPtr& region = random_region(); region && gives_part) {
+    region->note_part();
+  }
+  return record<ToLocalBackward>(own_local(impl), tensor, with_layout(*impl.spec(), gradient));
+}
+
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
+                                      const RedistributeOptions& options) {
+  const auto& impl = checked_impl(tensor);
+  check_readable(impl, "redistribute()");
+  const auto& source = impl.spec()->sharding;
+  // The tensor itself, with its history: nothing is recorded.
+  if (source == target) {
+    return tensor;
+  }
+  TESSERA_CHECK(source.mesh == target.mesh, "redistribute from ", to_string(source.mesh), " to ",
+                to_string(target.mesh),
+                ": a tensor stays on its mesh; on the other one make it anew from full_tensor() by "
+                "distribute_tensor");
+  const comm::CallerScope caller("redistribute");
+  auto result = options.async ? pending(impl, target) : at::Tensor();
+  if (!result.defined()) {
+    result = redistributed_by_mode(impl, target);
+  }
+  return record<RedistributeBackward>(std::move(result), tensor,
+                                      ShardingSpec{source.mesh, gradient_layout(source.layout)},
+                                      tensor.scalar_type(), options);
+}
+
+at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
+                     const RedistributeOptions& options) {
+  if (as_distributed(tensor) != nullptr) {
+    return redistribute_with_gradient(tensor, sharding, options);
+  }
+  // Formulas of gradients may give a plain tensor where all ranks compute the same.
+  const ShardingSpec replicated{sharding.mesh, Layout::replicated(sharding.layout->mesh_sizes(),
+                                                                  static_cast<int>(tensor.dim()))};
+  return redistribute_with_gradient(
+      from_local_with_gradient(tensor, replicated, tensor.sizes(), replicated.layout), sharding,
+      options);
+}
+
+// The gradient of a leaf: backward may choose any layout that is cheap for it, while optimizers
+// expect it to be sharded as the leaf is. The hook is installed late, at a leaf's first use: most
+// distributed tensors are not leaves, and pay only for a flag. Also the gradient of a plain tensor
+// that took part in an operator on distributed ones.
+
+/// Runs before the gradient is accumulated, on each gradient that arrives. Collective then, on
+/// every rank in the order of backward.
+void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
+  impl.set_gradient_hook();
+  // Holds the spec, not the tensor, which owns the hook: that would be a cycle.
+  add_own_hook(tensor, OwnHook::kLayout, [spec = impl.spec()](const at::Tensor& gradient) {
+    if (!gradient.defined()) {
+      return gradient;
+    }
+    return as_layout(gradient, {spec->sharding.mesh, gradient_layout(spec->sharding.layout)});
+  });
+}
+
+namespace {
+
+at::Tensor make_plain(const at::Tensor& gradient) {
+  if (!gradient.defined() || !tessera::is_distributed(gradient)) {
+    return gradient;
+  }
+  const ShardingSpec& spec = sharding_spec(gradient);
+  const LayoutPtr whole =
+      Layout::replicated(spec.layout->mesh_sizes(), static_cast<int>(gradient.dim()));
+  return to_local_with_gradient(as_layout(gradient, {spec.mesh, whole}), whole);
+}
+
+}  // namespace
+
+/// A leaf meets operators in every step, and keeps its hooks.
+void keep_gradient_plain(const at::Tensor& tensor) {
+  // Without GradMode, too: the forward of a torch::autograd::Function runs so.
+  if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
+    add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);
+  }
+}
+
+}  // namespace tessera::detail

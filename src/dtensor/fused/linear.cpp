@@ -1,0 +1,263 @@
+// Embedding, and Linear in eight bits.
+
+#include "fused/fused_operator.h"
+#include "tessera/core/error.h"
+#include "tessera/core/rule_builder.h"
+#include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/kernels/fp8.h"
+#include "tessera/kernels/fused.h"
+
+namespace tessera::detail {
+
+// Rows of a table that may be split by rows (vocabulary parallel), by columns or not at all, and of
+// indices that may be split too. Split by rows, each rank looks up what it has and gives zeros for
+// the rest: a result of terms of a sum. Backward writes a dense gradient of the rank's rows.
+
+namespace {
+
+/// `weight` has the rows from `first_row` on of a table of `total_rows`; < 0: it is the table.
+struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
+                                                       std::int64_t, std::int64_t)> {
+  static constexpr const char* name = "tessera::embedding";
+  static constexpr const char* signature =
+      "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
+};
+
+/// The gradient of `weight`, whose sizes and layout alone are read.
+struct EmbeddingBackward
+    : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
+                                                  const at::Tensor&, std::int64_t)> {
+  static constexpr const char* name = "tessera::embedding_backward";
+  static constexpr const char* signature =
+      "(Tensor grad, Tensor indices, Tensor weight, int first_row=0) -> Tensor";
+};
+
+at::Tensor run_embedding(const at::Tensor& weight, const at::Tensor& indices,
+                         std::int64_t first_row, std::int64_t total_rows) {
+  TESSERA_CHECK(weight.dim() == 2, "embedding: the table has sizes ", weight.sizes(),
+                "; it must have two dimensions");
+  TESSERA_CHECK(indices.scalar_type() == c10::ScalarType::Long,
+                "embedding: the indices are of type ", indices.scalar_type(),
+                "; they must be int64");
+  return kernels::embedding_rows(weight, indices, first_row,
+                                 total_rows < 0 ? weight.size(0) : total_rows);
+}
+
+at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indices,
+                                  const at::Tensor& weight, std::int64_t first_row) {
+  return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
+}
+
+/// The factors of the indices, of a row for each of them, and of the table.
+struct EmbeddingFactors {
+  rules::TensorFactors indices, result, table;
+  int row = -1;
+
+  EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
+                   bool reduces_rows) {
+    for (const std::int64_t size : of_indices.sizes) {
+      // Each shard of the indices has its terms of the table's gradient.
+      indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
+    }
+    row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
+                       : rules::add_factor(rule, of_table.size(0));
+    // A rank recognises its rows by a range.
+    rule.factors.back().contiguous = true;
+    table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
+    result = indices;
+    result.push_back(table.back());
+  }
+};
+
+std::optional<ShardingRule> embedding_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() != 2 || call.integer(3) >= 0) {
+    return std::nullopt;
+  }
+  ShardingRule rule = rules::start(call);
+  const EmbeddingFactors factors(rule, call.tensor(0), call.tensor(1), /*reduces_rows=*/true);
+  rules::input_of(rule, 0) = factors.table;
+  rules::input_of(rule, 1) = factors.indices;
+  rule.outputs = {factors.result};
+  rule.local_call = {.op = Embedding::name,
+                     .args = {TensorRef{0}, TensorRef{1}, std::int64_t{0}, call.tensor(0).size(0)},
+                     .when_split = {factors.row}};
+  rule.offset_arguments = {{.arg = 2, .input = 0, .dim = 0}};
+  return rule;
+}
+
+/// The gradient is split as the table was: no other tensor of the call shows how.
+std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
+  ShardingRule rule = rules::start(call);
+  const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);
+  rules::input_of(rule, 0) = factors.result;
+  rules::input_of(rule, 1) = factors.indices;
+  rules::input_of(rule, 2) = factors.table;
+  rule.unread = {2};
+  rule.outputs = {factors.table};
+  rule.local_call = {.op = EmbeddingBackward::name,
+                     .args = {TensorRef{0}, TensorRef{1}, TensorRef{2}, std::int64_t{0}},
+                     .when_split = {factors.row}};
+  rule.offset_arguments = {{.arg = 3, .input = 2, .dim = 0}};
+  return rule;
+}
+
+struct EmbeddingNode final : FusedNode {
+  EmbeddingNode() : FusedNode("embedding", "EmbeddingBackward") {}
+  std::int64_t first_row = 0;
+
+ private:
+  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
+    return {EmbeddingBackward::call(gradient, saved(0), saved(1), first_row)};
+  }
+};
+
+at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& indices,
+                                    std::int64_t first_row, std::int64_t total_rows) {
+  const auto node = node_for<EmbeddingNode>(weight);
+  if (node != nullptr) {
+    // Another version counter: the table's values may change meanwhile.
+    node->save(indices, weight.variable_data());
+    node->first_row = first_row;
+  }
+  return recorded(node, Embedding::call_below_autograd(weight, indices, first_row, total_rows));
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  define<Embedding>(library, &run_embedding, embedding_rule, &differentiable_embedding);
+  define<EmbeddingBackward>(library, &run_embedding_backward, embedding_backward_rule);
+}
+
+}  // namespace
+
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
+  return Embedding::call(weight, indices, /*first_row=*/0, /*total_rows=*/-1);
+}
+
+// The product of a linear layer in eight bits, with its two gradients. Rows are scaled by what a
+// rank has of them, so that nothing is communicated for a scale: a part's values are the row's but
+// where they are subnormal (kernels/fp8.h). Rounding is not linear: pending sums are reduced first.
+
+namespace {
+
+using ProductOfTwo = at::Tensor(const at::Tensor&, const at::Tensor&);
+
+struct Fp8Linear : FusedOperator<Fp8Linear, ProductOfTwo> {
+  static constexpr const char* name = "tessera::fp8_linear";
+  static constexpr const char* signature = "(Tensor x, Tensor weight) -> Tensor";
+};
+
+struct Fp8LinearInputGrad : FusedOperator<Fp8LinearInputGrad, ProductOfTwo> {
+  static constexpr const char* name = "tessera::fp8_linear_input_grad";
+  static constexpr const char* signature = "(Tensor grad, Tensor weight) -> Tensor";
+};
+
+struct Fp8LinearWeightGrad : FusedOperator<Fp8LinearWeightGrad, ProductOfTwo> {
+  static constexpr const char* name = "tessera::fp8_linear_weight_grad";
+  static constexpr const char* signature = "(Tensor grad, Tensor x) -> Tensor";
+};
+
+void check_sizes(c10::IntArrayRef x, c10::IntArrayRef weight) {
+  TESSERA_CHECK(!x.empty() && weight.size() == 2 && x.back() == weight.back(),
+                "fp8_linear of sizes ", x, " was asked for with a weight of sizes ", weight,
+                "; it takes (..., in) and (out, in)");
+}
+
+at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
+  check_sizes(x.sizes(), weight.sizes());
+  TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), "fp8_linear of tensors of types ",
+                x.scalar_type(), " and ", weight.scalar_type(), " was asked for; they must agree");
+  return kernels::fp8_linear(x, weight);
+}
+
+/// The factors of the rows, reduced where a result has none of them, and of one more dimension.
+rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
+  rules::TensorFactors factors;
+  for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
+    factors.push_back({reduced ? rules::add_reduced(rule, sizes[i], ReduceOp::kSum)
+                               : rules::add_factor(rule, sizes[i])});
+  }
+  return factors;
+}
+
+rules::TensorFactors with(rules::TensorFactors rows, int last) {
+  rows.push_back({last});
+  return rows;
+}
+
+std::optional<ShardingRule> fp8_linear_rule(const OpCall& call) {
+  const rules::Sizes& x = call.tensor(0).sizes;
+  const rules::Sizes& weight = call.tensor(1).sizes;
+  check_sizes(x, weight);
+  ShardingRule rule = rules::start(call);
+  const rules::TensorFactors rows = row_factors(rule, x, /*reduced=*/false);
+  const int in = rules::add_reduced(rule, weight[1], ReduceOp::kSum);
+  const int out = rules::add_factor(rule, weight[0]);
+  rule.inputs = {with(rows, in), {{out}, {in}}};
+  rule.outputs = {with(rows, out)};
+  return rule;
+}
+
+std::optional<ShardingRule> input_grad_rule(const OpCall& call) {
+  const rules::Sizes& weight = call.tensor(1).sizes;
+  ShardingRule rule = rules::start(call);
+  const rules::TensorFactors rows = row_factors(rule, call.tensor(0).sizes, /*reduced=*/false);
+  const int out = rules::add_reduced(rule, weight[0], ReduceOp::kSum);
+  const int in = rules::add_factor(rule, weight[1]);
+  rule.inputs = {with(rows, out), {{out}, {in}}};
+  rule.outputs = {with(rows, in)};
+  return rule;
+}
+
+std::optional<ShardingRule> weight_grad_rule(const OpCall& call) {
+  const rules::Sizes& grad = call.tensor(0).sizes;
+  ShardingRule rule = rules::start(call);
+  const rules::TensorFactors rows = row_factors(rule, grad, /*reduced=*/true);
+  const int out = rules::add_factor(rule, grad.back());
+  const int in = rules::add_factor(rule, call.tensor(1).sizes.back());
+  rule.inputs = {with(rows, out), with(rows, in)};
+  rule.outputs = {{{out}, {in}}};
+  return rule;
+}
+
+struct Fp8LinearNode final : FusedNode {
+  Fp8LinearNode() : FusedNode("fp8_linear", "Fp8LinearBackward") {}
+
+ private:
+  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
+    return {
+        task_should_compute_output(0) ? Fp8LinearInputGrad::call(gradient, saved(1)) : at::Tensor(),
+        task_should_compute_output(1) ? Fp8LinearWeightGrad::call(gradient, saved(0))
+                                      : at::Tensor()};
+  }
+};
+
+at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
+  const auto node = node_for<Fp8LinearNode>(x, weight);
+  if (node != nullptr) {
+    // In their own types: backward scales other rows of x, and FSDP gathers the weight again.
+    node->save(x, weight);
+  }
+  return recorded(node, Fp8Linear::call_below_autograd(x, weight));
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  define<Fp8Linear>(library, &run_fp8_linear, fp8_linear_rule, &differentiable_fp8_linear);
+  define<Fp8LinearInputGrad>(library, &kernels::fp8_linear_input_grad, input_grad_rule);
+  define<Fp8LinearWeightGrad>(library, &kernels::fp8_linear_weight_grad, weight_grad_rule);
+}
+
+}  // namespace
+
+at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
+  return Fp8Linear::call(x, weight);
+}
+
+at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight) {
+  return Fp8LinearInputGrad::call(grad, weight);
+}
+
+at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x) {
+  return Fp8LinearWeightGrad::call(grad, x);
+}
+
+}  // namespace tessera::detail

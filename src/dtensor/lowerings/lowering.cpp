@@ -1,0 +1,228 @@
+#include <ATen/ops/stack.h>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/iota.hpp>
+
+#include <algorithm>
+#include <list>
+#include <numeric>
+#include <unordered_map>
+
+#include "lowerings/lowering.h"
+#include "redistribute/redistribute.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera::detail {
+
+// Which lowering a call takes. The other files of this folder define them, by kinds of operators;
+// plan_call looks here once for each new call, after the rule has determined what would be moved.
+
+namespace {
+
+constexpr std::string_view kAtenPrefix = "aten::";
+
+/// A list does not move its elements when it grows.
+std::list<std::vector<Lowering>>& added_lowerings() {
+  static std::list<std::vector<Lowering>> lowerings;
+  return lowerings;
+}
+
+/// The lowerings of each operator that has any, by its name in the tables.
+std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings_by_name() {
+  std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings;
+  for (const auto table : lowering_tables()) {
+    for (const Lowering& lowering : table) {
+      lowerings[lowering.name].push_back(&lowering);
+    }
+  }
+  return lowerings;
+}
+
+}  // namespace
+
+AddedLowerings::AddedLowerings(std::initializer_list<Lowering> lowerings) {
+  added_lowerings().emplace_back(lowerings);
+}
+
+std::vector<std::span<const Lowering>> lowering_tables() {
+  return {added_lowerings().begin(), added_lowerings().end()};
+}
+
+std::span<const Lowering* const> lowerings_of(const OperatorInfo& info) {
+  static const auto by_name = lowerings_by_name();
+  std::string_view name = info.name;
+  if (name.starts_with(kAtenPrefix)) {
+    name.remove_prefix(kAtenPrefix.size());
+  }
+  const auto found = by_name.find(name);
+  return found == by_name.end() ? std::span<const Lowering* const>{} : found->second;
+}
+
+LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes) {
+  LoweringChoice choice;
+  for (const Lowering* lowering : lowerings_of(info)) {
+    const std::optional<double> own = lowering->bytes(bound);
+    if (own && lowering->own_collectives) {
+      return {lowering, /*moves=*/false};
+    }
+    // A lowering that sends as much as the rule is not worth its own kernels. Of equal ones the first
+    // is taken.
+    if (!own || *own >= bytes) {
+      continue;
+    }
+    choice = {lowering, *own > 0};
+    bytes = *own;
+  }
+  return choice;
+}
+
+// The arithmetic and the reductions that all lowerings share. These counts decide between a lowering and a
+// rule, so they are counted as Step::bytes: the most that one rank sends.
+
+namespace {
+
+bool contains(const Dims& dims, std::int64_t dim) {
+  return std::ranges::find(dims, dim) != dims.end();
+}
+
+/// From 0, ascending; all if there are none.
+Dims completed(Dims dims, std::int64_t ndim) {
+  if (dims.empty()) {
+    return all_dims(ndim);
+  }
+  for (auto& dim : dims) {
+    dim += dim < 0 ? ndim : 0;
+  }
+  std::ranges::sort(dims);
+  return dims;
+}
+
+}  // namespace
+
+const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
+  if (!call.call.has_tensor(arg)) {
+    return nullptr;
+  }
+  const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
+  const auto* impl = as_distributed(call.tensors[index]);
+  // A partial tensor's elements are unknown before they are reduced: the rule covers that.
+  return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
+}
+
+const DistributedTensorImpl& impl_of(const at::Tensor& tensor) {
+  return *as_distributed(tensor);
+}
+
+Dims all_dims(std::int64_t ndim) {
+  return ranges::views::iota(std::int64_t{0}, ndim) | ranges::to<Dims>();
+}
+
+Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim) {
+  return completed(call.integers(arg), ndim);
+}
+
+Dims named_dims(const c10::IValue& argument, std::int64_t ndim) {
+  if (argument.isNone()) {
+    return all_dims(ndim);
+  }
+  return completed(argument.isInt() ? Dims{argument.toInt()} : argument.toIntVector(), ndim);
+}
+
+std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims) {
+  std::vector<int> result;
+  for (const auto dim : dims) {
+    const auto own = layout->mesh_dims_of(static_cast<int>(dim));
+    result.insert(result.end(), own.begin(), own.end());
+  }
+  return result;
+}
+
+std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims) {
+  return std::accumulate(mesh_dims.begin(), mesh_dims.end(), std::int64_t{1},
+                         [&](std::int64_t size, int m) {
+                           return size * layout->mesh_sizes()[static_cast<std::size_t>(m)];
+                         });
+}
+
+std::int64_t numel_along(const TensorSpec& spec, const Dims& dims) {
+  std::int64_t count = 1;
+  for (const auto dim : dims) {
+    count *= spec.sizes[static_cast<std::size_t>(dim)];
+  }
+  return count;
+}
+
+std::optional<Reduction> reduction_of(const BoundCall& call, int dims) {
+  const auto* self = non_partial_argument(call, 0);
+  if (self == nullptr) {
+    return std::nullopt;
+  }
+  const auto& spec = *self->spec();
+  const auto ndim = static_cast<std::int64_t>(spec.sizes.size());
+  Reduction reduction{spec, dims < 0 ? all_dims(ndim)
+                                     : named_dims(call.call, static_cast<std::size_t>(dims), ndim)};
+  return numel_along(spec, reduction.dims) > 0 ? std::optional(std::move(reduction)) : std::nullopt;
+}
+
+std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {
+  const auto layout = spec.sharding.layout;
+  // The first coordinate has the largest shard.
+  const std::vector<std::int64_t> first(layout->mesh_sizes().size(), 0);
+  const auto sizes = local_sizes(*layout, spec.sizes, first);
+  std::int64_t count = 1;
+  for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
+    if (!contains(dims, static_cast<std::int64_t>(dim))) {
+      count *= size;
+    }
+  }
+  return count;
+}
+
+double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements) {
+  const auto layout = spec.sharding.layout;
+  const auto ranks = static_cast<double>(group_size(layout, sharding_mesh_dims(layout, dims)));
+  // A reduce-scatter and an all-gather: in each, a rank's own part stays with it.
+  return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
+}
+
+ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
+                         std::optional<ReduceOp> partial) {
+  const auto layout = spec.sharding.layout;
+  ReducedSpec result;
+  Layout::Dims digits;
+  for (std::size_t dim = 0; dim < spec.sizes.size(); ++dim) {
+    const bool gone = contains(dims, static_cast<std::int64_t>(dim));
+    if (gone && !keepdim) {
+      continue;
+    }
+    result.sizes.push_back(gone ? 1 : spec.sizes[dim]);
+    digits.push_back(gone ? std::vector<Digit>{} : layout->dims()[dim]);
+  }
+  std::vector<PartialDim> partials;
+  if (partial) {
+    for (const int m : sharding_mesh_dims(layout, dims)) {
+      partials.push_back({m, *partial});
+    }
+  }
+  result.layout = Layout::intern(layout->mesh_sizes(), std::move(digits), std::move(partials));
+  return result;
+}
+
+at::Tensor reduce_partial(const at::Tensor& tensor) {
+  const auto& impl = impl_of(tensor);
+  const auto& spec = impl.spec();
+  // gradient_layout: the layout without its partials.
+  const auto target = gradient_layout(spec->sharding.layout);
+  if (target == spec->sharding.layout) {
+    return tensor;
+  }
+  return make_distributed(redistribute_local(impl.local(), spec, target),
+                          {spec->sharding.mesh, target}, spec->sizes);
+}
+
+std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors) {
+  // Stacked along a new dimension, which is not sharded: their layouts do not change.
+  return reduce_partial(at::stack(tensors)).unbind();
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,488 @@
+// Lowerings of reductions.
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg__powsum.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "lowerings/lowering.h"
+#include "rank/rank.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/transfers.h"
+
+namespace tessera::detail {
+
+// Largest and smallest elements where a reduced dimension is sharded. Values alone are a
+// Partial(max) or Partial(min), which costs nothing here. With indices, no reduction of a
+// communicator works, and ranks exchange their candidates.
+
+namespace {
+
+/// The index of a candidate that must not win: any other index is smaller.
+constexpr auto kNowhere = std::numeric_limits<std::int64_t>::max();
+
+/// The identity of a maximum or minimum of elements of type T.
+template <class T>
+at::Scalar identity_of(ReduceOp op) {
+  // Integers have no infinity; of bool the limits are false and true.
+  using Limits = std::numeric_limits<T>;
+  if (op == ReduceOp::kMax) {
+    return Limits::has_infinity ? T(-Limits::infinity()) : Limits::lowest();
+  }
+  return Limits::has_infinity ? Limits::infinity() : Limits::max();
+}
+
+/// A tensor of the identity of `op`, kMax or kMin.
+at::Tensor identity(c10::IntArrayRef sizes, ReduceOp op, const at::TensorOptions& options) {
+  TESSERA_CHECK(op == ReduceOp::kMax || op == ReduceOp::kMin,
+                "internal: an identity of a maximum or minimum was expected");
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  const auto value =
+      AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, dtype, "identity",
+                                 [&] { return identity_of<scalar_t>(op); });
+  return at::full(sizes, value, options);
+}
+
+/// The arguments (self, dim?, keepdim).
+struct ExtremumCall {
+  explicit ExtremumCall(Arguments arguments)
+      : impl(impl_of(arguments[0].toTensor())),
+        spec(*impl.spec()),
+        flat(arguments.size() < 2 || arguments[1].isNone()),
+        keepdim(arguments.size() > 2 && arguments[2].toBool()),
+        dims(flat ? all_dims(impl.dim()) : named_dims(arguments[1], impl.dim())) {}
+
+  const DistributedTensorImpl& impl;
+  const TensorSpec& spec;
+  bool flat;  ///< over all dimensions, as if there were one
+  bool keepdim;
+  Dims dims;
+};
+
+/// The sizes of the local tensor, with 1 along the reduced dimensions.
+std::vector<std::int64_t> kept_sizes(const ExtremumCall& call) {
+  auto sizes = call.impl.local().sizes().vec();
+  for (const auto dim : call.dims) {
+    sizes[static_cast<std::size_t>(dim)] = 1;
+  }
+  return sizes;
+}
+
+/// On this rank: libtorch throws for an extremum of nothing, where another rank has elements.
+bool has_no_elements_along(const ExtremumCall& call) {
+  return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
+}
+
+// Values without indices: the result is Partial. A shard without elements gives the identity, so
+// that nothing has to be moved.
+
+std::optional<double> bytes_of_values(const BoundCall& bound) {
+  const auto reduction = reduction_of(bound, 1);
+  if (!reduction || c10::isComplexType(reduction->spec.dtype)) {
+    return std::nullopt;
+  }
+  return 0;
+}
+
+template <bool kLargest>
+at::Tensor partial_extremum(const ExtremumCall& call) {
+  constexpr auto kOp = kLargest ? ReduceOp::kMax : ReduceOp::kMin;
+  const auto result = reduced_spec(call.spec, call.dims, call.keepdim, kOp);
+  BelowAutograd guard;
+  const auto& local = call.impl.local();
+  auto values = has_no_elements_along(call)
+                    ? identity(kept_sizes(call), kOp, local.options())
+                    : (kLargest ? local.amax(call.dims, true) : local.amin(call.dims, true));
+  return make_distributed(
+      // Reduced with keepdim, which the result need not have: the sizes are the layout's.
+      values.reshape(local_sizes({call.spec.sharding.mesh, result.layout}, result.sizes)),
+      {call.spec.sharding.mesh, result.layout}, result.sizes);
+}
+
+template <bool kLargest>
+Results run_values(Arguments arguments) {
+  return {partial_extremum<kLargest>(ExtremumCall(arguments))};
+}
+
+/// aminmax(self, dim, keepdim): one is the smallest, the other the largest.
+Results run_both(Arguments arguments) {
+  const ExtremumCall call(arguments);
+  return {partial_extremum<false>(call), partial_extremum<true>(call)};
+}
+
+// With indices: every rank finds its best value and its index; these candidates are gathered, and
+// the best of them is the result.
+
+struct Candidates {
+  at::Tensor values;   ///< in this rank's sizes; gathered: (ranks, results)
+  at::Tensor indices;  ///< global
+};
+
+std::optional<double> bytes_of_candidates(const BoundCall& bound) {
+  const auto reduction = reduction_of(bound, 1);
+  if (!reduction) {
+    return std::nullopt;
+  }
+  const auto& [spec, dims] = *reduction;
+  // An all-gather: each rank's candidates go to all others.
+  const auto ranks =
+      group_size(spec.sharding.layout, sharding_mesh_dims(spec.sharding.layout, dims));
+  const auto each = static_cast<std::int64_t>(c10::elementSize(spec.dtype) + sizeof(std::int64_t));
+  return static_cast<double>((ranks - 1) * most_local_results(spec, dims) * each);
+}
+
+std::vector<std::int64_t> indices_of(const ExtremumCall& call, std::int64_t dim) {
+  const auto& sharding = call.spec.sharding;
+  return global_indices(*sharding.layout, static_cast<int>(dim),
+                        call.spec.sizes[static_cast<std::size_t>(dim)], sharding.mesh.coordinate());
+}
+
+/// The flat index in the global tensor of flat index `index` in the local one.
+std::int64_t global_flat_index(const ExtremumCall& call, std::int64_t index) {
+  std::int64_t result = 0, stride = 1;
+  for (std::size_t dim = call.spec.sizes.size(); dim-- > 0;) {
+    const auto local = call.impl.local().size(static_cast<std::int64_t>(dim));
+    const auto indices = indices_of(call, static_cast<std::int64_t>(dim));
+    result += indices[static_cast<std::size_t>(index % local)] * stride;
+    index /= local;
+    stride *= call.spec.sizes[dim];
+  }
+  return result;
+}
+
+template <bool kLargest>
+Candidates best_of_shard(const ExtremumCall& call) {
+  constexpr auto kOp = kLargest ? ReduceOp::kMax : ReduceOp::kMin;
+  const auto& local = call.impl.local();
+  const auto longs = local.options().dtype(at::kLong);
+  if (has_no_elements_along(call)) {
+    const auto sizes = kept_sizes(call);
+    return {identity(sizes, kOp, local.options()), at::full(sizes, kNowhere, longs)};
+  }
+  if (call.flat) {
+    const auto index = (kLargest ? local.argmax() : local.argmin());
+    // Tensors of the right sizes and types; nothing will read them.
+    if (local.is_meta()) {
+      return {local.flatten().narrow(0, 0, 1), index};
+    }
+    // Only the host can translate the index: on a GPU this waits for the device.
+    const auto position = index.template item<std::int64_t>();
+    return {local.reshape({-1}).narrow(0, position, 1),
+            at::full({1}, global_flat_index(call, position), longs)};
+  }
+  const auto dim = call.dims.front();
+  const auto [values, indices] = kLargest ? local.max(dim, true) : local.min(dim, true);
+  // A table instead of an offset, since a shard need not be one range (Digit).
+  const auto global = at::tensor(indices_of(call, dim), longs.device(at::kCPU)).to(local.device());
+  return {values, global.index_select(0, indices.reshape({-1})).view_as(indices)};
+}
+
+/// A contiguous copy. (contiguous() leaves a tensor of at most one element its strides, with which
+/// it may not be viewed as another type.)
+at::Tensor packed_copy(const at::Tensor& tensor) {
+  return tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+/// All ranks' candidates. Bytes of values and indices travel side by side, in one collective.
+Candidates gather(const Candidates& own, comm::Communicator& group) {
+  const auto bytes_of = [](const at::Tensor& tensor) {
+    return packed_copy(tensor).view({-1, 1}).view(at::kByte);
+  };
+  const auto packed = at::cat({bytes_of(own.values), bytes_of(own.indices)}, 1);
+  const auto all = at::empty({group.size() * packed.numel()}, packed.options());
+  if (packed.numel() > 0) {
+    flush_pending_transfers(group).all_gather(all, packed.view({-1}))->wait();
+  }
+  const auto rows = all.view({group.size(), packed.size(0), packed.size(1)});
+  const auto unpack = [&](std::int64_t first, const at::Tensor& like) {
+    return packed_copy(rows.narrow(2, first, like.element_size()))
+        .view(like.scalar_type())
+        .squeeze(2);
+  };
+  return {unpack(0, own.values), unpack(own.values.element_size(), own.indices)};
+}
+
+/// The best candidate; among equal ones, and among NaNs, the one with the lowest global index.
+template <bool kLargest>
+Candidates best_of(const Candidates& all) {
+  // amax and amin give NaN where there is one; a NaN is not itself.
+  const auto best = kLargest ? all.values.amax(0) : all.values.amin(0);
+  const auto wins = all.values.eq(best).logical_or_(all.values.ne(all.values));
+  return {best, all.indices.masked_fill(wins.logical_not(), kNowhere).amin(0)};
+}
+
+template <bool kLargest>
+Candidates find_best(const ExtremumCall& call) {
+  const auto& sharding = call.spec.sharding;
+  const auto result = reduced_spec(call.spec, call.dims, call.keepdim);
+  Candidates found;
+  {
+    BelowAutograd guard;
+    found = best_of_shard<kLargest>(call);
+    // The ranks that share out the reduced dimensions; others have other results.
+    const auto mesh_dims = sharding_mesh_dims(sharding.layout, call.dims);
+    found = best_of<kLargest>(gather(found, sharding.mesh.group(mesh_dims)));
+  }
+  const ShardingSpec of_result{sharding.mesh, result.layout};
+  const auto shape = local_sizes(of_result, result.sizes);
+  return {make_distributed(found.values.reshape(shape), of_result, result.sizes),
+          make_distributed(found.indices.reshape(shape), of_result, result.sizes)};
+}
+
+template <bool kLargest>
+Results run_with_indices(Arguments arguments) {
+  const auto best = find_best<kLargest>(ExtremumCall(arguments));
+  return {best.values, best.indices};
+}
+
+template <bool kLargest>
+Results run_extremum_index(Arguments arguments) {
+  return {find_best<kLargest>(ExtremumCall(arguments)).indices};
+}
+
+const AddedLowerings kExtremumLowerings{
+    {"amax", bytes_of_values, run_values<true>},
+    {"amin", bytes_of_values, run_values<false>},
+    {"max", bytes_of_values, run_values<true>},
+    {"min", bytes_of_values, run_values<false>},
+    {"aminmax", bytes_of_values, run_both},
+    {"max.dim", bytes_of_candidates, run_with_indices<true>},
+    {"min.dim", bytes_of_candidates, run_with_indices<false>},
+    {"argmax", bytes_of_candidates, run_extremum_index<true>},
+    {"argmin", bytes_of_candidates, run_extremum_index<false>},
+};
+
+}  // namespace
+
+// Vector norms where a reduced dimension is sharded: the sums of powers are all-reduced, then the
+// root is taken. Orders that need no root (0, 1, infinity) are reductions, for which there is a
+// rule (src/core/rules/reduction.cpp).
+
+namespace {
+
+/// The positions of an operator's arguments; -1: it has no such argument.
+struct Norm {
+  int dims = -1;
+  int keepdim = -1;
+  int dtype = -1;
+};
+constexpr Norm kVectorNorm{2, 3, 4}, kScalarNorm{}, kCastNorm{-1, -1, 2}, kDimNorm{2, 3, -1};
+
+double order_of(const c10::IValue& order) {
+  return order.isNone() ? 2.0 : order.toScalar().toDouble();
+}
+
+template <const Norm& kNorm>
+std::optional<double> bytes_of_norm(const BoundCall& bound) {
+  const auto reduction = reduction_of(bound, kNorm.dims);
+  if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
+    return std::nullopt;
+  }
+  const auto& [spec, dims] = *reduction;
+  const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
+  // An extremum of absolute values: Partial(max) or Partial(min).
+  if (std::isinf(order)) {
+    return 0;
+  }
+  return all_reduce_bytes(spec, dims, static_cast<double>(most_local_results(spec, dims)));
+}
+
+template <const Norm& kNorm>
+Results run_norm(Arguments arguments) {
+  auto self = arguments[0].toTensor();
+  const auto order = order_of(arguments[1]);
+  const auto dims = kNorm.dims >= 0 && !arguments[kNorm.dims].isNone()
+                        ? arguments[kNorm.dims].toIntVector()
+                        : Dims{};
+  const bool keepdim = kNorm.keepdim >= 0 && arguments[kNorm.keepdim].toBool();
+  if (kNorm.dtype >= 0 && !arguments[kNorm.dtype].isNone()) {
+    self = self.to(arguments[kNorm.dtype].toScalarType());
+  }
+  if (std::isinf(order)) {
+    const auto sizes = self.abs();
+    return {order > 0 ? sizes.amax(dims, keepdim) : sizes.amin(dims, keepdim)};
+  }
+  // The sum is accumulated in the type that libtorch computes in: squares overflow half precision.
+  // Dispatched, with a rule that leaves the sum partial.
+  const auto sum =
+      at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
+  return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
+}
+
+std::optional<double> bytes_of_norms(const BoundCall& bound) {
+  double bytes = 0;
+  for (const auto& tensor : bound.tensors) {
+    const auto* impl = as_distributed(tensor);
+    if (impl == nullptr || impl->spec()->sharding.layout->is_partial()) {
+      return std::nullopt;
+    }
+    const auto& spec = *impl->spec();
+    if (!c10::isFloatingType(spec.dtype)) {
+      return std::nullopt;
+    }
+    bytes += all_reduce_bytes(spec, all_dims(tensor.dim()), 1);
+  }
+  const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
+  // run_norms sums only.
+  if (std::isinf(order)) {
+    return std::nullopt;
+  }
+  return bytes;
+}
+
+/// The indices of tensors, grouped by layout and type: tensors of a group can be stacked. In the
+/// order of the list, so that all ranks find the same groups.
+std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
+  const auto is_like = [&](std::size_t a, std::size_t b) {
+    return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
+           tensors[a].scalar_type() == tensors[b].scalar_type();
+  };
+  std::vector<std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto group =
+        std::ranges::find_if(groups, [&](const auto& g) { return is_like(g.front(), i); });
+    // A search for each tensor: models have few layouts.
+    group == groups.end() ? groups.push_back({i}) : group->push_back(i);
+  }
+  return groups;
+}
+
+/// _foreach_norm(tensors, order, dtype). One all-reduce for all tensors of a layout and type.
+Results run_norms(Arguments arguments) {
+  const auto tensors = arguments[0].toTensorVector();
+  const auto order = order_of(arguments[1]);
+  std::vector<at::Tensor> sums;
+  for (const auto& tensor : tensors) {
+    const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
+    sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
+  }
+  // Not one for each tensor: a model has hundreds.
+  for (const auto& numbers : indices_by_layout(sums)) {
+    std::vector<at::Tensor> group;
+    for (const auto i : numbers) {
+      group.push_back(sums[i]);
+    }
+    const auto totals = reduce_partials_together(group);
+    for (std::size_t k = 0; k < numbers.size(); ++k) {
+      sums[numbers[k]] = totals[k];
+    }
+  }
+  c10::List<at::Tensor> norms;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto dtype =
+        arguments[2].isNone() ? tensors[i].scalar_type() : arguments[2].toScalarType();
+    norms.push_back(sums[i].pow(1 / order).to(dtype));
+  }
+  return {norms};
+}
+
+const AddedLowerings kNormsLowerings{
+    {"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
+    {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
+    {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
+    {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
+};
+
+}  // namespace
+
+// Variances and logsumexp where a reduced dimension is sharded: two all-reduces of the size of the
+// result.
+
+namespace {
+
+/// Two all-reduces of the results.
+std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
+  const auto reduction = reduction_of(bound, 1);
+  if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
+    return std::nullopt;
+  }
+  const auto& [spec, dims] = *reduction;
+  // Sums are sent in the type of arithmetic, which is wider for half precision.
+  const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
+  return 2 *
+         all_reduce_bytes(spec, dims, static_cast<double>(math * most_local_results(spec, dims)));
+}
+
+/// logsumexp(self, dims, keepdim)
+Results run_logsumexp(Arguments arguments) {
+  const auto& self = arguments[0].toTensor();
+  const auto dims = named_dims(arguments[1], self.dim());
+  const bool keepdim = arguments[2].toBool();
+  const auto values = self.to(at::toOpMathType(self.scalar_type()));
+  auto largest = reduce_partial(values.amax(dims, true));
+  // Where all values are infinite: their differences would be NaN.
+  largest = largest.masked_fill(largest.isinf(), 0.0);
+  // Shifted by the largest, as in a softmax: exp() of a large value is infinite.
+  const auto sum = reduce_partial((values - largest).exp().sum(dims, true));
+  auto result = sum.log() + largest;
+  if (!keepdim) {
+    result = result.squeeze(dims);
+  }
+  return {result.to(self.scalar_type())};
+}
+
+struct Moments {
+  at::Tensor mean, variance;  ///< with the reduced dimensions kept, in the type of arithmetic
+};
+
+/// The arguments are (self, dims?, correction?, keepdim). The squares are of differences from the
+/// mean: E(x^2) - E(x)^2 would cancel.
+Moments moments_of(Arguments arguments) {
+  const auto& self = arguments[0].toTensor();
+  const auto dims = named_dims(arguments[1], self.dim());
+  const auto values = self.to(at::toOpMathType(self.scalar_type()));
+  const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), dims));
+  const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
+  // Two all-reduces, one after the other: the squares need the mean.
+  const auto mean = reduce_partial(values.sum(dims, true)) / count;
+  const auto centred = values - mean;
+  const auto squares = reduce_partial((centred * centred).sum(dims, true));
+  // As libtorch has it: a correction of all samples or more divides by 0.
+  return {mean, squares / std::max(count - correction, 0.0)};
+}
+
+/// A result in the type and with the dimensions that the call asks for.
+at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
+  const auto& self = arguments[0].toTensor();
+  const auto result = kept.to(self.scalar_type());
+  return arguments[3].toBool() ? result : result.squeeze(named_dims(arguments[1], self.dim()));
+}
+
+Results run_variance(Arguments arguments) {
+  return {finished(moments_of(arguments).variance, arguments)};
+}
+Results run_deviation(Arguments arguments) {
+  return {finished(moments_of(arguments).variance.sqrt(), arguments)};
+}
+Results run_variance_and_mean(Arguments arguments) {
+  const auto moments = moments_of(arguments);
+  return {finished(moments.variance, arguments), finished(moments.mean, arguments)};
+}
+Results run_deviation_and_mean(Arguments arguments) {
+  const auto moments = moments_of(arguments);
+  return {finished(moments.variance.sqrt(), arguments), finished(moments.mean, arguments)};
+}
+
+const AddedLowerings kStatisticsLowerings{
+    {"logsumexp", bytes_of_two_sums, run_logsumexp},
+    {"var.correction", bytes_of_two_sums, run_variance},
+    {"std.correction", bytes_of_two_sums, run_deviation},
+    {"var_mean.correction", bytes_of_two_sums, run_variance_and_mean},
+    {"std_mean.correction", bytes_of_two_sums, run_deviation_and_mean},
+};
+
+}  // namespace
+
+}  // namespace tessera::detail

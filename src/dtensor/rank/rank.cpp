@@ -1,0 +1,163 @@
+#include <ATen/record_function.h>
+
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "rank/rank.h"
+#include "tessera/core/detail/environment.h"
+#include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+
+namespace tessera::detail {
+
+// From a thread to its rank. A node of autograd's graph knows the thread that made it: that leads
+// from autograd's threads back to the rank's own, with nothing to install in either.
+
+namespace {
+
+struct Ranks {
+  std::mutex mutex;
+  std::unordered_map<std::uint64_t, std::shared_ptr<RankState>> by_thread;
+};
+
+/// Never destroyed: threads may end while the process does.
+Ranks& ranks() {
+  static auto& all = *new Ranks;
+  return all;
+}
+
+class CallbackScope {
+ public:
+  explicit CallbackScope(std::shared_ptr<RankState> rank)
+      : outer_(std::exchange(RankThread::here().rank_of_callback, std::move(rank))) {}
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+  ~CallbackScope() { RankThread::here().rank_of_callback = std::move(outer_); }
+
+ private:
+  std::shared_ptr<RankState> outer_;
+};
+
+bool strict_everywhere() {
+  static const bool everywhere = environment_switch("TESSERA_STRICT").value_or(false);
+  return everywhere;
+}
+
+}  // namespace
+
+RankState::RankState() : strict(strict_everywhere()) {}
+
+RankThread::RankThread()
+    : thread(at::RecordFunction::currentThreadId()),
+      rank(std::make_shared<RankState>()),
+      checks_calls(debug_checks()) {
+  const std::lock_guard lock(ranks().mutex);
+  ranks().by_thread[thread] = rank;
+}
+
+RankThread::~RankThread() {
+  const std::lock_guard lock(ranks().mutex);
+  ranks().by_thread.erase(thread);
+}
+
+RankThread& RankThread::here() {
+  thread_local RankThread state;
+  return state;
+}
+
+std::shared_ptr<RankState> RankState::here() {
+  const RankThread& own = RankThread::here();
+  if (own.rank_of_callback != nullptr) {
+    return own.rank_of_callback;
+  }
+  const std::optional<std::uint64_t> thread = origin_of_running_node();
+  if (!thread || *thread == own.thread) {
+    return own.rank;
+  }
+  const std::lock_guard lock(ranks().mutex);
+  // The thread of the forward may have ended.
+  const auto found = ranks().by_thread.find(*thread);
+  return found == ranks().by_thread.end() ? own.rank : found->second;
+}
+
+void call_at_end_of_backward(std::function<void()> callback) {
+  queue_end_of_backward([rank = RankState::here(), callback = std::move(callback)] {
+    const CallbackScope scope(rank);
+    callback();
+  });
+}
+
+}  // namespace tessera::detail
+
+namespace tessera {
+
+// The scopes that decide which calls are allowed; plan/policy.cpp checks them at each call.
+
+bool is_strict() {
+  const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
+  return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
+}
+
+// The state is the thread's: ranks may be threads, and each has its own scopes. A backward asks for
+// none of it.
+ReplicationScope::ReplicationScope(bool replicate)
+    : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
+ReplicationScope::~ReplicationScope() {
+  detail::RankThread::here().replicates = outer_;
+}
+
+// Gradient formulas make plain tensors of numbers that all ranks have. Plain tensors of the
+// program's hooks or functions are the program's.
+bool plain_tensors_are_replicated() {
+  return detail::RankThread::here().replicates ||
+         detail::backward_code() == detail::BackwardCode::kFormula;
+}
+
+std::int64_t implicit_redistributions() {
+  return detail::RankState::here()->implicit_redistributions;
+}
+
+// The scopes that include the key of distributed tensors on a thread, so that operators on plain
+// tensors come to the fallback too: operator modes and MetaDevice. Their guards are members of the
+// public classes; what the fallback asks is here. Outside of such scopes plain calls never reach
+// us, and cost nothing.
+
+OperatorModeScope::OperatorModeScope(OperatorMode& mode)
+    : scope_(&mode), guard_(detail::kDistributedKey) {}
+
+// A pause hides the mode and leaves the key included: plain calls still come to the fallback,
+// and pass through.
+OperatorModePause::OperatorModePause() : scope_(nullptr) {}
+
+OperatorMode* active_operator_mode() {
+  // Checked at each dispatch. Scopes include the key, which is found in the thread's own memory;
+  // the search goes over all that the thread carries.
+  if (!detail::is_included(detail::kDistributedKey)) {
+    return nullptr;
+  }
+  OperatorMode* const* mode =
+      detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*>::active();
+  return mode != nullptr ? *mode : nullptr;
+}
+
+namespace detail {
+
+// The state is the thread's: modules are made where nobody runs a backward.
+MetaFactoryGuard::MetaFactoryGuard()
+    : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
+MetaFactoryGuard::~MetaFactoryGuard() {
+  RankThread::here().makes_meta = outer_;
+}
+
+bool makes_meta_tensors() {
+  return RankThread::here().makes_meta;
+}
+
+}  // namespace detail
+
+}  // namespace tessera

@@ -1,0 +1,167 @@
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "rank/rank.h"
+#include "redistribute/redistribute.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/libtorch_kernels.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
+#include "views/views.h"
+
+namespace tessera::detail {
+
+// Strides and storage offsets. A distributed tensor has computed global strides; its local tensor
+// has others, and others again after a redistribution. Operators on memory (views, as_strided,
+// expanded tensors) need both to match.
+
+namespace {
+
+/// Has global sizes and strides: those of a distributed tensor's wrapper.
+at::Tensor meta_like(const at::Tensor& tensor) {
+  return meta_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+}  // namespace
+
+std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
+    const c10::OperatorHandle& op, std::span<const c10::IValue> arguments) {
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments) {
+    stack.push_back(kernels::with_tensors(argument, meta_like));
+  }
+  try {
+    BelowAutograd guard;
+    op.callBoxed(stack);
+  } catch (const c10::NotImplementedError&) {
+    // No kernel for meta tensors. Any other error is the caller's.
+    return std::nullopt;
+  }
+  std::vector<std::vector<std::int64_t>> strides;
+  kernels::visit_tensors(
+      stack, [&](const at::Tensor& tensor) { strides.push_back(tensor.strides().vec()); });
+  return strides;
+}
+
+std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef to) {
+  std::vector<std::int64_t> sizes = to.vec();
+  if (c10::multiply_integers(from) != 0) {
+    return sizes;
+  }
+  const auto rest = std::ranges::mismatch(from, sizes);
+  const auto inferred = std::ranges::find(rest.in2, sizes.end(), -1);
+  if (inferred == sizes.end()) {
+    return sizes;
+  }
+  // Positive with a single -1; libtorch refuses a second one.
+  const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
+  const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
+  if (known > 0 && elements % known == 0) {
+    *inferred = elements / known;
+  }
+  return sizes;
+}
+
+at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes) {
+  return strides_of_view(local, sizes) ? local : local.contiguous();
+}
+
+bool has_stride_zero(const at::Tensor& tensor) {
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides) {
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (strides[static_cast<std::size_t>(dim)] == 0 && tensor.size(dim) > 1) {
+      tensor = tensor.narrow(dim, 0, 1);
+    }
+  }
+  return tensor;
+}
+
+at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides) {
+  return narrow_stride_zero(tensor, strides).expand(tensor.sizes());
+}
+
+void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
+  narrow_stride_zero(to, to.strides()).copy_(narrow_stride_zero(value, to.strides()));
+}
+
+// Writes to views of a tensor that is split along a dimension that the view splits or joins. The
+// viewed tensor had to be gathered, so the view holds a copy (tensor/detached_view.h). A write to
+// it is repeated on its base, by taking the view once more. Code that writes to such a view calls
+// write_through.
+
+namespace {
+
+/// Counted as a plan counts outputs: those in lists one by one. No result of a view is undefined.
+at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
+  std::vector<at::Tensor> tensors;
+  kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors[number];
+}
+
+/// An operator without a rule runs as it would on one rank, strides included.
+at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
+  auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
+  copy_to_stride_zero(result, tensor);
+  return result;
+}
+
+/// Gathers the base, takes the view again, writes to it, and redistributes the base back.
+void replay_write(const DetachedView::Replay& replay, const DistributedTensorImpl& base,
+                  const at::Tensor& value) {
+  auto gathered = redistribute_local(base.local(), base.spec(), replay.layout);
+  gathered = replay.strides ? with_strides(gathered, *replay.strides)
+                            : expand_stride_zero(gathered, base.spec()->strides);
+  torch::jit::Stack stack = replay.arguments;
+  stack[replay.base] = gathered;
+  replay.op.callBoxed(stack);
+  // The view of this gathered base is a real one: the write reaches it.
+  copy_to_stride_zero(nth_tensor(stack, replay.result), value);
+  // The base's own strides and type; only the layout is another.
+  auto spec = *base.spec();
+  spec.sharding.layout = replay.layout;
+  copy_to_stride_zero(base.local(), redistribute_local(gathered, intern_spec(std::move(spec)),
+                                                       base.spec()->sharding.layout));
+}
+
+}  // namespace
+
+void check_writable(const DistributedTensorImpl& impl, std::string_view what) {
+  check_readable(impl, what);
+  TESSERA_CHECK(!is_strict(), what,
+                " writes through a view of a dimension that is split, which gathers the viewed "
+                "tensor; the strict scope refuses that: redistribute it first");
+  TESSERA_CHECK(
+      impl.detached_view()->seen->version, what,
+      " writes through a view of a dimension that is split, of an inference tensor, "
+      "whose writes are not counted: redistribute it first, or use NoGradGuard instead of "
+      "InferenceMode");
+}
+
+void write_through(const at::Tensor& view) {
+  BelowAutograd guard;
+  const auto* impl = as_distributed(view);
+  auto& detached = *impl->detached_view();
+  const auto* base = as_distributed(detached.base);
+  if (detached.replay) {
+    replay_write(*detached.replay, *base, impl->local());
+  }
+  // The base is a copy, too: continue with what it is a view of.
+  if (base->detached_view()) {
+    write_through(detached.base);
+  }
+  detached.note_write();
+}
+
+}  // namespace tessera::detail

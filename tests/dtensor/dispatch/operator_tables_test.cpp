@@ -1,0 +1,393 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lowerings/lowering.h"
+#include "operators/operator_info.h"
+#include "tessera/core/sharding_rule.h"
+
+namespace tessera {
+
+// docs/operators/operators.md: how each of libtorch's operators is run on distributed tensors.
+
+namespace {
+
+constexpr std::string_view kNamespace = "aten::";
+
+/// The overloads of each operator: " .Scalar .Tensor" behind "add", nothing behind "mm".
+using Overloads = std::map<std::string, std::string>;
+
+Overloads by_operator(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  Overloads overloads;
+  for (const auto& name : names) {
+    const auto dot = std::min(name.find('.'), name.size());
+    auto& list = overloads[name.substr(0, dot)];
+    if (dot < name.size()) {
+      list += " " + name.substr(dot);
+    }
+  }
+  return overloads;
+}
+
+/// All of libtorch's overloads that take a tensor, without the namespace, by how they are run.
+struct Partition {
+  std::vector<std::string> own, composed, defaults;
+};
+
+bool takes_tensors(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+    return argument.type()->str().find("Tensor") != std::string::npos;
+  });
+}
+
+Partition partition() {
+  const auto ruled = ruled_operators();
+  const std::set<std::string_view> has_rule(ruled.begin(), ruled.end());
+  Partition result;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || !name.name.starts_with(kNamespace) || !takes_tensors(op->schema())) {
+      continue;
+    }
+    const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (has_rule.count(full) > 0) {
+      continue;
+    }
+    const bool own = op->hasKernelForDispatchKey(c10::DispatchKey::Fake);
+    const bool composed = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    auto& list = own ? result.own : composed ? result.composed : result.defaults;
+    list.push_back(full.substr(kNamespace.size()));
+  }
+  return result;
+}
+
+/// A line for each first letter.
+void write_names(std::ostream& out, const std::vector<std::string>& names) {
+  char initial = 0;
+  for (const auto& [name, list] : by_operator(names)) {
+    out << (name.front() == initial ? ", " : "\n* ") << "`" << name << "`" << list;
+    initial = name.front();
+  }
+  out << "\n";
+}
+
+void write_family(std::ostream& out, const RuleFamily& family) {
+  out << "\n### " << family.name << " (" << family.operators.size() << ")\n";
+  std::vector<std::string> names;
+  for (const auto op : family.operators) {
+    names.emplace_back(op.starts_with(kNamespace) ? op.substr(kNamespace.size()) : op);
+  }
+  write_names(out, names);
+}
+
+void write_list(std::ostream& out, const char* title, const char* text,
+                const std::vector<std::string>& names) {
+  out << "\n## " << title << " (" << names.size() << ")\n\n" << text;
+  write_names(out, names);
+}
+
+/// The meaning of a trait for callers of the operator.
+const std::map<detail::Trait, const char*>& texts_of_traits() {
+  using detail::Trait;
+  static const std::map<Trait, const char*> texts{
+      {Trait::kRandomInplace, "Filled by the global element, without a gather"},
+      {Trait::kNativeDropout, "Dropped by the global element, after a pending reduction"},
+      {Trait::kForeach, "Run position by position where one writes what another one uses"},
+      {Trait::kWritesGradients, "Run in functional form on zeros that backward has just made"},
+      {Trait::kNewZeros, "Noted as such zeros inside backward"},
+      {Trait::kOwnKernel, "Run by their own function"},
+      {Trait::kHelperTensors, "Composed of others, with plain tensors that count as replicated"},
+      {Trait::kViewsMemory, "Given the storage offset of the local tensor"},
+      {Trait::kInfersSize, "Given the size that -1 stands for where there are no elements"},
+      {Trait::kUnsafeView, "Given a copy of what cannot be viewed locally"},
+      {Trait::kLeavesMemory, "Seen by no operator mode, since others write their result"},
+      {Trait::kReadsOneValue, "Allowed to reduce in a strict scope, for the one value they read"},
+      {Trait::kNumberBesideSum, "Linear in a sum whatever their number is"},
+      {Trait::kDivides, "Not linear in a sum that they divide by zero"},
+      {Trait::kFailsByMatrix, "Throwing for a matrix, on which all ranks agree"},
+      {Trait::kFailsByElement,
+       "Throwing for an index or a number, on which all ranks agree with `TESSERA_DEBUG=1`"},
+  };
+  return texts;
+}
+
+void write_forms(std::ostream& out, bool own_collectives) {
+  std::set<std::string_view> names;
+  for (const auto table : detail::lowering_tables()) {
+    for (const detail::Lowering& form : table) {
+      if (form.own_collectives == own_collectives) {
+        names.insert(form.name);
+      }
+    }
+  }
+  const char* separator = " ";
+  for (const std::string_view name : names) {
+    out << std::exchange(separator, ", ") << "`" << name << "`";
+  }
+  out << "\n";
+}
+
+void write_traits(std::ostream& out) {
+  out << "\n## Special cases\n\n"
+         "What `src/dtensor/operators/operator_traits.cpp` says of single operators; `.*` is every "
+         "overload.\n\n";
+  for (const auto& [trait, text] : texts_of_traits()) {
+    out << "* " << text << ":";
+    const char* separator = " ";
+    for (const detail::TraitRow& row : detail::trait_rows()) {
+      if (row.trait != trait) {
+        continue;
+      }
+      for (const std::string& name : detail::names_in(row)) {
+        out << std::exchange(separator, ", ") << "`" << name << "`";
+      }
+    }
+    out << "\n";
+  }
+  out << "* Run in a lowering of `src/dtensor/lowerings/` where that sends less:";
+  write_forms(out, /*own_collectives=*/false);
+  out << "* Run in a lowering whose collectives are the operator's own:";
+  write_forms(out, /*own_collectives=*/true);
+}
+
+std::string render() {
+  const auto lists = partition();
+  std::ostringstream out;
+  out << "# Operators\n\n"
+         "How each operator of libtorch "
+      << TESSERA_NEWEST_TORCH
+      << " that takes a tensor is run on distributed ones. Generated from\nthe tables in "
+         "`src/core/rules/` and from libtorch's dispatcher: after a change, run `dtensor_test` "
+         "with\n`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator. The library's own "
+         "operators\n(`src/dtensor/fused/`) are the last family.\n\n"
+         "## With a sharding rule ("
+      << ruled_operators().size() << " overloads in " << rule_families().size()
+      << " families)\n\n"
+         "[sharding_rules.md](../sharding_rules.md) says what they communicate.\n";
+  for (const auto& family : rule_families()) {
+    write_family(out, family);
+  }
+  write_list(out, "With their own function",
+             "Read on the host, or composed otherwise than libtorch does.\n", lists.own);
+  write_list(out, "Composed of others",
+             "libtorch writes them in terms of other operators, each of which is run as listed "
+             "here.\n",
+             lists.composed);
+  write_list(out, "Without a rule: the default",
+             "The arguments are gathered, with a warning, or refused in a strict scope, and the "
+             "result is\nreplicated. (A few, such as `equal`, exchange no more than their result "
+             "where both have one layout.)\n",
+             lists.defaults);
+  write_traits(out);
+  return out.str();
+}
+
+/// The page as far as no libtorch of another version changes it: without the lists of operators
+/// that have no rule.
+std::string without_lists(const std::string& page) {
+  const auto begin = page.find("\n## With their own function");
+  return page.substr(0, begin) + page.substr(page.find("\n## Special cases"));
+}
+
+TEST(OperatorList, IsWhatTheDocumentationSays) {
+  const bool newest = std::string_view(TESSERA_TORCH_VERSION) == TESSERA_NEWEST_TORCH;
+  if (std::getenv("TESSERA_UPDATE_DOCS") && newest) {
+    std::ofstream(TESSERA_OPERATORS_DOC) << render();
+  }
+  std::ifstream file(TESSERA_OPERATORS_DOC);
+  const std::string found{std::istreambuf_iterator<char>(file), {}};
+  const std::string expected = render();
+  EXPECT_TRUE(newest ? found == expected : without_lists(found) == without_lists(expected))
+      << "docs/operators/operators.md is out of date: run this test with "
+         "TESSERA_UPDATE_DOCS=1 in the environment";
+}
+
+}  // namespace
+
+// The table of what is special about operators: every row names operators that exist and that are
+// what its trait says, and docs/operators/operators.md lists them (operator_list_test.cpp).
+
+namespace {
+
+using detail::OperatorInfo;
+using detail::Trait;
+using detail::TraitRow;
+
+constexpr std::string_view kAtenNamespace = "aten::";
+
+/// libtorch's operators, "add.Tensor".
+std::vector<std::string> all_operators() {
+  std::vector<std::string> names;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.starts_with(kAtenNamespace) && c10::Dispatcher::singleton().findSchema(name)) {
+      names.push_back(name.name.substr(kAtenNamespace.size()));
+      names.back() += name.overload_name.empty() ? "" : "." + name.overload_name;
+    }
+  }
+  return names;
+}
+
+/// The operator is one of libtorch's, "add.Tensor", or of this library's, "tessera::silu_mul".
+const OperatorInfo& info_of(const std::string& name) {
+  const bool whole = name.find("::") != std::string::npos;
+  return detail::operator_info(
+      detail::find_operator(whole ? name : std::string(kAtenNamespace) + name));
+}
+
+/// The operators that a pattern of a row covers.
+std::vector<std::string> covered_by(const std::string& pattern) {
+  static const std::vector<std::string> all = all_operators();
+  std::vector<std::string> covered;
+  std::ranges::copy_if(all, std::back_inserter(covered),
+                       [&](const std::string& name) { return detail::covers(pattern, name); });
+  return covered;
+}
+
+bool takes(const std::string& name, const std::string& argument) {
+  const auto op = detail::find_operator(std::string(kAtenNamespace) + name);
+  return std::ranges::any_of(op.schema().arguments(), [&](const c10::Argument& parameter) {
+    return parameter.name() == argument;
+  });
+}
+
+bool has_kernel_of_ours(const std::string& name) {
+  return detail::find_operator(std::string(kAtenNamespace) + name)
+      .hasKernelForDispatchKey(c10::DispatchKey::Fake);
+}
+
+bool is_functional(const OperatorInfo& info) {
+  return info.written.empty() && info.viewed < 0;
+}
+
+/// What an operator with a trait is, as far as its schema says.
+using Fits = std::function<bool(const std::string& name, const OperatorInfo& info)>;
+
+const std::map<Trait, Fits>& fits_by_trait() {
+  static const std::map<Trait, Fits> all{
+      {Trait::kRandomInplace,
+       [](auto&, auto& info) {
+         return info.draws_random && info.is_written(0) && info.generator >= 0 &&
+                info.traits.fill() != nullptr;
+       }},
+      {Trait::kNativeDropout,
+       [](auto&, auto& info) { return info.draws_random && info.returns.size() == 2; }},
+      {Trait::kForeach, [](auto&, auto& info) { return info.is_list(0) || info.is_list(1); }},
+      {Trait::kWritesGradients,
+       [](auto&, auto& info) { return info.is_written(0) && info.functional.has_value(); }},
+      {Trait::kNewZeros,
+       [](auto&, auto& info) { return is_functional(info) && info.returns.size() == 1; }},
+      {Trait::kOwnKernel, [](auto& name, auto&) { return has_kernel_of_ours(name); }},
+      {Trait::kHelperTensors, [](auto& name, auto&) { return has_kernel_of_ours(name); }},
+      {Trait::kViewsMemory, [](auto& name, auto&) { return takes(name, "storage_offset"); }},
+      {Trait::kInfersSize,
+       [](auto& name, auto&) { return takes(name, "size") || takes(name, "shape"); }},
+      {Trait::kUnsafeView, [](auto& name, auto&) { return takes(name, "size"); }},
+      {Trait::kLeavesMemory,
+       [](auto& name, auto& info) { return takes(name, "dtype") && is_functional(info); }},
+      {Trait::kReadsOneValue,
+       [](auto&, auto& info) { return info.returns.size() == 1 && !info.returns[0].is_tensor; }},
+      {Trait::kNumberBesideSum, [](auto&, auto& info) { return info.takes_tensors; }},
+      {Trait::kDivides, [](auto&, auto& info) { return info.takes_tensors; }},
+      {Trait::kFailsByMatrix, [](auto&, auto& info) { return info.check_errors < 0; }},
+      {Trait::kFailsByElement, [](auto&, auto& info) { return info.takes_tensors; }},
+  };
+  return all;
+}
+
+TEST(OperatorTraits, NameOperatorsThatExistAndFit) {
+  for (const TraitRow& row : detail::trait_rows()) {
+    for (const std::string& pattern : detail::names_in(row)) {
+      const auto covered = covered_by(pattern);
+      EXPECT_FALSE(covered.empty()) << "libtorch has no operator " << pattern;
+      for (const std::string& name : covered) {
+        const OperatorInfo& info = info_of(name);
+        EXPECT_TRUE(info.traits.has(row.trait)) << name;
+        EXPECT_TRUE(fits_by_trait().at(row.trait)(name, info)) << name;
+      }
+    }
+  }
+}
+
+TEST(OperatorTraits, HaveEachARow) {
+  std::set<Trait> used;
+  for (const TraitRow& row : detail::trait_rows()) {
+    used.insert(row.trait);
+  }
+  EXPECT_EQ(used.size(), fits_by_trait().size());
+  EXPECT_EQ(used.size(), static_cast<std::size_t>(Trait::kFailsByElement) + 1);
+}
+
+// A functional form takes the first arguments of what writes in place, and returns one tensor.
+TEST(OperatorTraits, FunctionalFormsTakeTheArgumentsOfWhatTheyReplace) {
+  for (const TraitRow& row : detail::trait_rows()) {
+    if (row.trait != Trait::kWritesGradients) {
+      continue;
+    }
+    for (const std::string& name : detail::names_in(row)) {
+      const auto in_place = detail::find_operator(std::string(kAtenNamespace) + name);
+      const auto functional = *info_of(name).functional;
+      const auto& wanted = functional.schema().arguments();
+      const auto& given = in_place.schema().arguments();
+      ASSERT_LE(wanted.size(), given.size()) << name;
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_EQ(wanted[i].type()->str(), given[i].type()->str()) << name << " " << i;
+        EXPECT_EQ(wanted[i].alias_info(), nullptr) << name << " " << i;
+      }
+      EXPECT_EQ(functional.schema().returns().size(), 1u) << name;
+    }
+  }
+}
+
+// Kernels on our key are those of the table, and those with a rule that only take a shorter way.
+TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
+  const auto ruled = ruled_operators();
+  for (const std::string& name : all_operators()) {
+    const detail::OperatorTraits traits(std::string(kAtenNamespace) + name);
+    const bool listed = traits.has(Trait::kOwnKernel) || traits.has(Trait::kHelperTensors);
+    const bool has_rule = std::ranges::binary_search(ruled, std::string(kAtenNamespace) + name);
+    EXPECT_TRUE(listed || has_rule || !has_kernel_of_ours(name)) << name;
+  }
+}
+
+TEST(OperatorTraits, FormsAreOfOperatorsThatExist) {
+  for (const auto table : detail::lowering_tables()) {
+    for (const detail::Lowering& form : table) {
+      const auto forms = detail::lowerings_of(info_of(std::string(form.name)));
+      EXPECT_NE(std::ranges::find(forms, &form), forms.end()) << form.name;
+    }
+  }
+}
+
+TEST(OperatorTraits, PatternsCoverOverloadsAndBeginnings) {
+  EXPECT_TRUE(detail::covers("mul", "mul"));
+  EXPECT_FALSE(detail::covers("mul", "mul.Tensor"));
+  EXPECT_TRUE(detail::covers("mul.*", "mul"));
+  EXPECT_TRUE(detail::covers("mul.*", "mul.Tensor"));
+  EXPECT_FALSE(detail::covers("mul.*", "mul_.Tensor"));
+  EXPECT_TRUE(detail::covers("_foreach_*", "_foreach_add_.List"));
+  EXPECT_FALSE(detail::covers("_foreach_*", "foreach"));
+}
+
+TEST(OperatorTraits, AreEmptyForOtherNamespaces) {
+  const detail::OperatorTraits own("user::uniform_");
+  EXPECT_FALSE(own.has(Trait::kRandomInplace));
+  EXPECT_EQ(own.fill(), nullptr);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,307 @@
+#include <limits>
+
+#include "dtensor/operators/operator_case.h"
+#include "tessera/comm/meta_world.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "testing/distributed.h"
+
+namespace tessera {
+
+// Operators along a split dimension that exchange something of the size of their result: every
+// placement, shards that are short or empty, ties, NaNs and infinities.
+
+namespace {
+
+using testing::OperatorCase;
+using testing::Operators;
+
+const double kInfinity = std::numeric_limits<double>::infinity();
+const double kNan = std::numeric_limits<double>::quiet_NaN();
+
+const std::vector<OperatorCase>& cases() {
+  static const std::vector<OperatorCase> all{
+      {"max_dim_keepdim", {{7, 5}}, [](auto& t) { return std::get<0>(t[0].max(-1, true)); }},
+      {"min_dim", {{6, 5}}, [](auto& t) { return std::get<0>(t[0].min(0)); }},
+      {"argmin", {{7, 5, 3}}, [](auto& t) { return t[0].argmin(1).to(at::kDouble); }, false},
+      {"argmax_flat", {{5, 3, 2}}, [](auto& t) { return t[0].argmax().to(at::kDouble); }, false},
+      {"argmax_flat_keepdim",
+       {{5, 3}},
+       [](auto& t) { return t[0].argmax(std::nullopt, true).to(at::kDouble); },
+       false},
+      {"amax_of_two", {{5, 3, 2}}, [](auto& t) { return t[0].amax({0, 2}, true); }},
+      {"norm_half", {{7, 5}}, [](auto& t) { return at::linalg_vector_norm(t[0], 0.5); }},
+      {"norm_3",
+       {{7, 5}},
+       [](auto& t) { return at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0}, true); }},
+      {"norm_minus_inf",
+       {{6, 5}},
+       [](auto& t) { return at::linalg_vector_norm(t[0], -kInfinity); }},
+      {"norm_of_rows", {{7, 5}}, [](auto& t) { return t[0].norm(2, {1}); }},
+      {"var",
+       {{7, 5}},
+       [](auto& t) {
+         return at::var(t[0], at::IntArrayRef{0}, std::optional<at::Scalar>(0), true);
+       }},
+      {"var_of_all", {{5, 3, 2}}, [](auto& t) { return t[0].var(); }},
+      {"std_of_two",
+       {{5, 3, 2}},
+       [](auto& t) {
+         return at::std(t[0], at::IntArrayRef{0, 2}, std::optional<at::Scalar>(1), false);
+       }},
+      {"var_mean",
+       {{7, 5}},
+       [](auto& t) {
+         const auto [variance, mean] = at::var_mean(t[0], 0);
+         return variance + mean;
+       }},
+      {"logsumexp", {{7, 5}}, [](auto& t) { return t[0].mul(300).logsumexp(0); }},
+      {"logsumexp_of_two",
+       {{5, 3, 2}},
+       [](auto& t) { return t[0].logsumexp(at::IntArrayRef{0, 1}, true); }},
+      {"gather_some",
+       {{7, 5}},
+       [](auto& t) {
+         const auto index = at::tensor({6, 0, 3, 3, 5}, at::kLong).view({1, 5});
+         return t[0].gather(0, testing::beside(t[0], index));
+       }},
+      {"batch_norm",
+       {{5, 3, 2}, {3}, {3}},
+       [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); }},
+      {"conv2d",
+       {{3, 4, 5, 5}, {6, 4, 3, 3}, {6}},
+       [](auto& t) { return at::conv2d(t[0], t[1], t[2]); }},
+  };
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+/// A function of one tensor, which lies in every way on a line of four, against the plain tensor.
+template <class Function>
+void expect_same(const at::Tensor& values, const Function& function) {
+  const auto expected = function(values);
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
+    for (std::int64_t dim = 0; dim < values.dim(); ++dim) {
+      const auto found = function(distribute_tensor(values, mesh, {Shard{dim}}).tensor());
+      const auto whole = DistributedTensor(found).full_tensor();
+      EXPECT_EQ(whole.scalar_type(), expected.scalar_type());
+      EXPECT_TRUE(at::allclose(whole, expected, 1e-5, 1e-8, true)) << whole << expected;
+    }
+  });
+}
+
+TEST(Extremum, IsTheFirstOfEquals) {
+  const auto values = at::arange(40).remainder(3).view({8, 5});
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(0); });
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(); });
+  expect_same(values, [](const at::Tensor& t) { return std::get<1>(t.min(-1, true)); });
+}
+
+TEST(Extremum, IsTheFirstNan) {
+  auto values = at::arange(35, at::kFloat).view({7, 5}).clone();
+  values.index_put_({at::tensor({2, 6}), at::tensor({1, 1})}, at::tensor(kNan).to(at::kFloat));
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(0); });
+  expect_same(values, [](const at::Tensor& t) { return t.argmin(); });
+  expect_same(values, [](const at::Tensor& t) { return std::get<0>(t.max(0)); });
+}
+
+TEST(Extremum, HasAnIndexIfAllAreInfinite) {
+  const auto values = at::full({6, 3}, -kInfinity);
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(0); });
+  expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
+}
+
+TEST(Extremum, IsRightForBooleansAndIntegersOnEmptyShards) {
+  const auto values = at::arange(6).sub(10).view({3, 2});
+  expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
+  expect_same(values, [](const at::Tensor& t) { return std::get<1>(at::aminmax(t, 0)); });
+  expect_same(values.lt(-7), [](const at::Tensor& t) { return t.max(); });
+}
+
+TEST(LogSumExp, IsInfiniteForInfinities) {
+  auto values = at::full({7, 3}, -kInfinity);
+  values.select(1, 1).fill_(kInfinity);
+  values.select(1, 2).fill_(2);
+  expect_same(values, [](const at::Tensor& t) { return t.logsumexp(0); });
+}
+
+TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
+  const auto values =
+      at::full({512, 4}, 100.0, at::kHalf);  // the squares add up to more than 65504
+  expect_same(values,
+              [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
+}
+
+TEST(BatchNorm, FollowsWithItsRunningStatistics) {
+  const auto values = at::sin(at::arange(30, at::kDouble)).view({5, 3, 2});
+  expect_same(values, [](const at::Tensor& t) {
+    const auto mean = testing::beside(t, at::zeros({3}, at::kDouble));
+    const auto variance = testing::beside(t, at::ones({3}, at::kDouble));
+    at::batch_norm(t, {}, {}, mean, variance, true, 0.1, 1e-5, false);
+    return at::stack({mean, variance});
+  });
+}
+
+// By the rule, which brings the statistics to the layout of the channels and their new values back.
+TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
+  const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
+  const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});
+  const auto update = [](const at::Tensor& x, const at::Tensor& of_batches) {
+    at::batch_norm(x, {}, {}, of_batches.select(0, 1), of_batches.select(0, 2), true, 0.1, 1e-5,
+                   false);
+  };
+  const at::Tensor expected = statistics.clone();
+  update(values, expected);
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
+    const auto in = [&](const at::Tensor& tensor, const Placement& placement) {
+      return DistributedTensor(distribute_tensor(tensor.clone(), mesh, {Replicate{}}))
+          .redistribute({placement})
+          .tensor();
+    };
+    for (const Placement& of_values :
+         {Placement{Replicate{}}, Placement{Shard{0}}, Placement{Shard{1}}, Placement{Partial{}}}) {
+      for (const Placement& of_statistics :
+           {Placement{Replicate{}}, Placement{Shard{0}}, Placement{Shard{1}}}) {
+        const at::Tensor found = in(statistics, of_statistics);
+        update(in(values, of_values), found);
+        EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), expected))
+            << of_values << " " << of_statistics;
+      }
+    }
+    const at::Tensor mean = in(at::zeros({1}, at::kDouble), Shard{0});
+    const at::Tensor variance = in(at::ones({1}, at::kDouble), Shard{0});
+    at::batch_norm(in(at::arange(16, at::kDouble).view({4, 1, 4}), Partial{}), {}, {}, mean,
+                   variance, true, 0.1, 1e-5, false);
+    EXPECT_DOUBLE_EQ(DistributedTensor(mean).full_tensor().item<double>(), 0.75);
+  });
+}
+
+TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
+    const StrictScope strict;
+    EXPECT_ERROR(x.argmax(0), "argmax", "strict scope refuses");
+    EXPECT_NO_THROW(x.amax(0));
+    EXPECT_NO_THROW(x.argmax(1));
+  });
+}
+
+// A part of one position is contiguous with the strides that it has.
+TEST(Extremum, IsFoundInAStridedViewWithPartsOfOnePosition) {
+  const auto matrix = at::sin(at::arange(24.0)).view({4, 6});
+  const auto cube = at::sin(at::arange(154.0)).view({2, 11, 7});
+  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
+    const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
+    const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
+    EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());
+    EXPECT_EQ(last.argmax().item<int>(), cube.select(-1, -1).argmax().item<int>());
+    const auto halves = distribute_tensor(matrix.to(at::kHalf), mesh, {Shard{0}}).tensor();
+    EXPECT_EQ(DistributedTensor(halves.slice(1, 0, 0).argmax(0)).full_tensor().numel(), 0);
+  });
+}
+
+}  // namespace
+
+// Operators on the meta device, as a plan is recorded with: their results have the sizes of real
+// ones, and so have the gradients.
+
+namespace {
+namespace meta_sizes {
+
+using Sizes = std::vector<std::int64_t>;
+using Tensors = std::vector<at::Tensor>;
+
+struct Function {
+  const char* name;
+  std::vector<Sizes> inputs;
+  std::function<at::Tensor(const Tensors&)> compute;
+};
+
+const std::vector<Function>& functions() {
+  static const std::vector<Function> all{
+      {"conv1d",
+       {{5, 4, 6}, {6, 2, 3}, {6}},
+       [](auto& t) { return at::conv1d(t[0], t[1], t[2], 1, 1, 1, 2); }},
+      {"conv2d",
+       {{3, 2, 7, 6}, {4, 2, 3, 2}, {4}},
+       [](auto& t) { return at::conv2d(t[0], t[1], t[2], 2, 1); }},
+      {"dilated",
+       {{3, 2, 9, 8}, {4, 2, 3, 2}},
+       [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, 2, {2, 3}); }},
+      {"same",
+       {{3, 2, 9, 8}, {4, 2, 3, 3}},
+       [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, "same"); }},
+      {"one_sample", {{2, 7, 6}, {4, 2, 3, 2}}, [](auto& t) { return at::conv2d(t[0], t[1]); }},
+      {"conv3d",
+       {{2, 3, 5, 4, 6}, {4, 3, 2, 2, 2}, {4}},
+       [](auto& t) { return at::conv3d(t[0], t[1], t[2]); }},
+      {"transposed",
+       {{2, 4, 5, 4}, {4, 2, 3, 3}, {4}},
+       [](auto& t) { return at::conv_transpose2d(t[0], t[1], t[2], 2, 1, 1, 2); }},
+      {"no_rows",
+       {{0, 2, 7, 6}, {4, 2, 3, 2}, {4}},
+       [](auto& t) { return at::conv2d(t[0], t[1], t[2]); }},
+      {"batch_norm",
+       {{3, 2, 7, 6}, {2}, {2}},
+       [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); }},
+      {"group_norm", {{3, 4, 7, 6}, {4}}, [](auto& t) { return at::group_norm(t[0], 2, t[1]); }},
+      {"layer_norm",
+       {{3, 4, 6}, {6}, {6}},
+       [](auto& t) { return at::layer_norm(t[0], {6}, t[1], t[2]); }},
+      {"max_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::max_pool2d(t[0], 2); }},
+      {"avg_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::avg_pool2d(t[0], 2); }},
+      {"upsample", {{3, 4, 6, 6}}, [](auto& t) { return at::upsample_nearest2d(t[0], {12, 12}); }},
+      {"adaptive_pool",
+       {{3, 4, 6, 6}},
+       [](auto& t) { return at::adaptive_avg_pool2d(t[0], {2, 3}); }},
+      {"relu", {{3, 4}}, [](auto& t) { return at::relu(t[0]); }},
+      {"hardswish", {{3, 4}}, [](auto& t) { return at::hardswish(t[0]); }},
+      {"hardtanh", {{3, 4}}, [](auto& t) { return at::hardtanh(t[0]); }},
+      {"roll", {{3, 4}}, [](auto& t) { return at::roll(t[0], 1, 0); }},
+      {"where", {{3, 4}}, [](auto& t) { return at::where(t[0] > 0, t[0], t[0].sin()); }},
+      {"mse_loss", {{3, 4}, {3, 4}}, [](auto& t) { return at::mse_loss(t[0], t[1]); }},
+      {"cumsum", {{3, 4}}, [](auto& t) { return t[0].cumsum(1); }},
+  };
+  return all;
+}
+
+/// The sizes of the result and of the gradients of all inputs.
+template <class Make>
+std::vector<Sizes> sizes_of(const Function& function, Make make) {
+  Tensors inputs;
+  for (const Sizes& sizes : function.inputs) {
+    inputs.push_back(make(sizes).requires_grad_());
+  }
+  const at::Tensor result = function.compute(inputs);
+  std::vector<Sizes> found{result.sizes().vec()};
+  result.sum().backward();
+  for (const at::Tensor& input : inputs) {
+    found.push_back(input.grad().sizes().vec());
+  }
+  return found;
+}
+
+TEST(MetaTensors, HaveTheSizesOfRealOnes) {
+  for (const Function& each : functions()) {
+    const auto real = sizes_of(each, [](auto& sizes) { return at::ones(sizes); });
+    EXPECT_EQ(sizes_of(each, [](auto& sizes) { return at::ones(sizes, at::kMeta); }), real)
+        << each.name;
+    for (const Placement placement : {Placement(Replicate{}), Placement(Shard{0})}) {
+      const ReplicationScope all_ranks_have_the_same_ids;
+      const DeviceMesh mesh = init_device_mesh(comm::meta_world(1, 2), {2}, {"tp"});
+      EXPECT_EQ(sizes_of(each,
+                         [&](auto& sizes) {
+                           return distribute_tensor(at::ones(sizes, at::kMeta), mesh, {placement})
+                               .tensor()
+                               .detach();
+                         }),
+                real)
+          << each.name << to_string(placement);
+    }
+  }
+}
+
+}  // namespace meta_sizes
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,259 @@
+#include <limits>
+#include <ostream>
+
+#include "tessera/dtensor/communication_scope.h"
+#include "testing/distributed.h"
+#include "testing/environment.h"
+
+namespace tessera {
+
+// Operators that throw for the values which one rank alone holds. With TESSERA_DEBUG=1 all ranks
+// throw, and stay in step.
+
+namespace {
+
+using testing::values;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr int kRanks = 4;
+constexpr int kBadRank = 2;
+
+struct Case {
+  const char* name;
+  const char* operator_name;
+  at::Tensor numbers;  ///< a row for each rank; that of kBadRank holds a bad one
+  std::function<at::Tensor(const at::Tensor& numbers, const DeviceMesh&)> run;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.name;
+}
+
+at::Tensor indices(std::int64_t bad) {
+  auto rows = at::arange(8).view({4, 2});
+  rows[kBadRank][1] = bad;
+  return rows;
+}
+
+at::Tensor on(const DeviceMesh& mesh, const at::Tensor& tensor, const Placement& placement) {
+  return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
+}
+
+std::vector<Case> cases() {
+  const auto probabilities = values({4, 2}).abs();
+  return {
+      {"embedding", "embedding", indices(10),
+       [](auto& i, auto& mesh) {
+         return at::embedding(on(mesh, values({10, 3}), Replicate{}), i);
+       }},
+      {"gather", "gather", indices(10),
+       [](auto& i, auto& mesh) { return on(mesh, values({4, 10}), Shard{0}).gather(1, i); }},
+      {"index_select", "index_select", indices(10),
+       [](auto& i, auto& mesh) {
+         return on(mesh, values({10, 3}), Replicate{}).index_select(0, i.select(1, 1));
+       }},
+      {"index", "index", indices(-11),
+       [](auto& i, auto& mesh) { return at::index(on(mesh, values({10, 3}), Replicate{}), {i}); }},
+      {"scatter", "scatter", indices(10),
+       [](auto& i, auto& mesh) { return on(mesh, values({4, 10}), Shard{0}).scatter(1, i, 1.5); }},
+      {"scatter_add_", "scatter_add_", indices(10),
+       [](auto& i, auto& mesh) {
+         return on(mesh, values({4, 10}), Shard{0})
+             .scatter_add_(1, i, on(mesh, values({4, 2}), Shard{0}));
+       }},
+      {"nll_loss", "nll_loss_forward", indices(10),
+       [](auto& i, auto& mesh) {
+         return at::nll_loss(on(mesh, values({4, 10}), Shard{0}), i.select(1, 1));
+       }},
+      {"cross_entropy_loss", "nll_loss", indices(10),
+       [](auto& i, auto& mesh) {
+         const auto logits = on(mesh, values({4, 10}), Shard{0}).requires_grad_();
+         return at::cross_entropy_loss(logits, i.select(1, 1), {}, at::Reduction::Sum);
+       }},
+      {"binary_cross_entropy", "binary_cross_entropy",
+       probabilities.index_put({at::tensor(kBadRank), at::tensor(0)}, at::tensor(1.5, at::kDouble)),
+       [](auto& p, auto& mesh) {
+         return at::binary_cross_entropy(p, on(mesh, at::ones({4, 2}, at::kDouble), Shard{0}));
+       }},
+  };
+}
+
+/// What a call throws on this rank: one line that names the operator, the rank and the remedy.
+void expect_failure(const std::function<void()>& call, const std::string& name) {
+  EXPECT_ERROR(call(), name, "failed on rank 2", "correct");
+}
+
+void expect_in_step(const DeviceMesh& mesh) {
+  EXPECT_EQ(on(mesh["x"], at::ones({8}), Shard{0}).sum().item<float>(), 8);
+}
+
+class BadValues : public ::testing::TestWithParam<Case> {};
+
+TEST_P(BadValues, OnOneRankEndTheCallOnAllRanks) {
+  const testing::DebugChecks debug("1");
+  RunOnMesh({kRanks}, {"x"}, [](const DeviceMesh& mesh) {
+    const auto& c = GetParam();
+    const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
+    for (int i = 0; i < 2; ++i) {  // planned, and found in the cache
+      expect_failure([&] { c.run(numbers, mesh); }, c.operator_name);
+      expect_in_step(mesh);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Operators, BadValues, ::testing::ValuesIn(cases()),
+                         [](const auto& param_info) { return param_info.param.name; });
+
+// The ranks that have other rows of the indices, and those that have other rows of the weight.
+TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
+  const testing::DebugChecks debug("1");
+  RunRanks(kRanks, [](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"dp", "x"});
+    const at::Tensor weight = distribute_tensor(values({10, 3}), mesh, {Replicate{}, Shard{0}});
+    const at::Tensor rows = distribute_tensor(indices(10), mesh, {Shard{0}, Replicate{}});
+    expect_failure([&] { at::embedding(weight, rows); }, "embedding");
+    expect_in_step(mesh);
+  });
+}
+
+TEST(BadValue, AreNotCheckedUnlessAsked) {
+  const testing::DebugChecks none("0");
+  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const auto weight = on(mesh, values({10, 3}), Replicate{});
+    const auto rows = on(mesh, at::arange(4), Shard{0});
+    const CommunicationScope communication(mesh);
+    EXPECT_TRUE(at::equal(DistributedTensor(at::embedding(weight, rows)).to_local(),
+                          values({10, 3}).slice(0, 2 * rank.rank(), 2 * rank.rank() + 2)));
+    EXPECT_EQ(communication.total().calls, 0);
+  });
+}
+
+TEST(BadValue, GoodIndicesPassTheCheck) {
+  const testing::DebugChecks debug("1");
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
+    const auto weight = on(mesh, values({10, 3}), Replicate{}).requires_grad_();
+    const at::Tensor found = at::embedding(weight, on(mesh, at::arange(5), Shard{0}));
+    EXPECT_TRUE(
+        at::equal(DistributedTensor(found.detach()).full_tensor(), values({10, 3}).slice(0, 0, 5)));
+    found.sum().backward();
+    EXPECT_EQ(DistributedTensor(weight.grad()).full_tensor().sum().item<double>(), 15);
+  });
+}
+
+TEST(PlainTensors, InAReplicationScopeAreCompared) {
+  const testing::DebugChecks debug("1");
+  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const auto x = on(mesh, values({4, 3}), Shard{0});
+    const ReplicationScope plain_ones_are_equal;
+    for (int i = 0; i < 2; ++i) {
+      const auto unequal = at::arange(3, at::kDouble).add(rank.rank());
+      EXPECT_ERROR(x.mul(unequal), "on ranks 1");
+      const auto equal = at::arange(6, at::kDouble).view({3, 2}).t()[1];
+      EXPECT_TRUE(at::equal(DistributedTensor(x.mul(equal)).full_tensor(),
+                            values({4, 3}).mul(at::tensor({1, 3, 5}))));
+    }
+  });
+}
+
+TEST(PlainTensors, OnlyWrittenAreNotCompared) {
+  const testing::DebugChecks debug("1");
+  RunRanks(2, [](Rank& rank) {
+    const auto x = on(rank.mesh({2}, {"x"}), values({4, 3}), Shard{0});
+    const ReplicationScope plain_ones_are_equal;
+    auto result = at::full({3}, rank.rank() + 1.0, at::kDouble);
+    at::sum_out(result, x, 0);
+    EXPECT_TRUE(at::allclose(result, values({4, 3}).sum(0)));
+    auto unequal = at::full({3}, rank.rank() + 1.0, at::kDouble);
+    EXPECT_ERROR(unequal.add_(x.sum(0)), "on ranks 1");
+  });
+}
+
+TEST(PlainTensors, AreNotComparedUnlessAsked) {
+  const testing::DebugChecks none("0");
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
+    const auto x = on(mesh, values({4, 3}), Shard{0});
+    const ReplicationScope plain_ones_are_equal;
+    const CommunicationScope communication(mesh);
+    x.mul(at::arange(3, at::kDouble));
+    EXPECT_EQ(communication.total().calls, 0);
+  });
+}
+
+}  // namespace
+
+// Factorisations throw for what one matrix holds. Where the ranks share out a batch, all of them
+// throw or none, and what follows works.
+
+namespace {
+
+struct MatrixCase {
+  const char* name;
+  std::function<void(const at::Tensor&)> run;
+};
+
+std::ostream& operator<<(std::ostream& out, const MatrixCase& c) {
+  return out << c.name;
+}
+
+/// Four matrices. The last is neither definite, invertible nor finite.
+at::Tensor matrices(bool good) {
+  auto batch = at::eye(3, at::kDouble).repeat({4, 1, 1});
+  if (good) {
+    return batch;
+  }
+  batch[3].fill_(0);
+  return batch;
+}
+
+at::Tensor endless(at::Tensor batch) {
+  batch[3].fill_(std::numeric_limits<double>::quiet_NaN());
+  return batch;
+}
+
+/// What libtorch says of a failure, without the backtrace; empty if there is none.
+std::string libtorch_message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+class FailingMatrices : public ::testing::TestWithParam<MatrixCase> {};
+
+TEST_P(FailingMatrices, ThrowTheSameOnEveryRank) {
+  const auto& run = GetParam().run;
+  for (const auto& bad : {matrices(false), endless(matrices(true))}) {
+    const auto expected = libtorch_message_of([&] { run(bad); });
+    RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
+      const at::Tensor split = distribute_tensor(bad, mesh, {Shard{0}});
+      EXPECT_EQ(libtorch_message_of([&] { run(split); }), expected);
+      const auto good = distribute_tensor(matrices(true), mesh, {Shard{0}});
+      EXPECT_EQ(libtorch_message_of([&] { run(good.tensor()); }), "");
+      EXPECT_TRUE(at::equal(good.full_tensor(), matrices(true)));
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FailingMatrices,
+    ::testing::Values(
+        MatrixCase{"cholesky_ex", [](auto& a) { at::linalg_cholesky_ex(a, false, true); }},
+        MatrixCase{"inv_ex", [](auto& a) { at::linalg_inv_ex(a, true); }},
+        MatrixCase{"lu_factor_ex", [](auto& a) { at::linalg_lu_factor_ex(a, true, true); }},
+        MatrixCase{"ldl_factor_ex", [](auto& a) { at::linalg_ldl_factor_ex(a, false, true); }},
+        MatrixCase{"solve_ex", [](auto& a) { at::linalg_solve_ex(a, a, true, true); }},
+        MatrixCase{"cholesky", [](auto& a) { at::linalg_cholesky(a); }},
+        MatrixCase{"inv", [](auto& a) { at::linalg_inv(a); }},
+        MatrixCase{"solve", [](auto& a) { at::linalg_solve(a, a); }},
+        MatrixCase{"cholesky_inverse", [](auto& a) { at::cholesky_inverse(a); }},
+        MatrixCase{"eigh", [](auto& a) { at::linalg_eigh(a); }},
+        MatrixCase{"eigvalsh", [](auto& a) { at::linalg_eigvalsh(a); }},
+        MatrixCase{"svd", [](auto& a) { at::linalg_svd(a); }},
+        MatrixCase{"eig", [](auto& a) { at::linalg_eig(a); }},
+        MatrixCase{"eigvals", [](auto& a) { at::linalg_eigvals(a); }}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera

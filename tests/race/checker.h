@@ -1,0 +1,226 @@
+// Finds accesses of device memory that nothing orders.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/streams.h"
+#include "testing/memory/watched_allocator.h"
+
+namespace tessera::race {
+
+/// A moment of one queue of work: how many operators it had begun.
+struct Epoch {
+  std::size_t queue = 0;
+  std::uint64_t time = 0;
+};
+
+/// What a queue knows to be done, of each queue (Mattern 1989; Fidge 1988).
+class VectorClock {
+ public:
+  void join(const VectorClock& other) {
+    times_.resize(std::max(times_.size(), other.times_.size()));
+    for (std::size_t queue = 0; queue < other.times_.size(); ++queue) {
+      times_[queue] = std::max(times_[queue], other.times_[queue]);
+    }
+  }
+  Epoch tick(std::size_t queue) {
+    times_.resize(std::max(times_.size(), queue + 1));
+    return {queue, ++times_[queue]};
+  }
+  bool knows(const Epoch& epoch) const {
+    return epoch.queue < times_.size() && epoch.time <= times_[epoch.queue];
+  }
+
+ private:
+  std::vector<std::uint64_t> times_;
+};
+
+/// Addresses [begin, end).
+struct Range {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+};
+
+/// Something that a queue has done: "aten::mm in lane compute (unshard unit 'a')".
+struct Action {
+  Epoch epoch;
+  std::string place;
+};
+
+/// The last actions that have read and written memory. Each function returns the faults of an
+/// access, naming both places; empty: none. Memory that was allocated before counts as written, by
+/// no action.
+class MemoryMap {
+ public:
+  using Faults = std::vector<std::string>;
+
+  /// A new life of the memory, which belongs to the queue of `action`. It may be any that the queue
+  /// has freed: its users must be done, by `clock`.
+  Faults allocate(Range range, const Action& action, const VectorClock& clock);
+  /// Memory whose allocation was not seen has no owner.
+  void free(Range range);
+  Faults read(Range range, const Action& action, const VectorClock& clock);
+  Faults write(Range range, const Action& action, const VectorClock& clock);
+
+ private:
+  struct Piece {
+    std::uintptr_t end = 0;
+    bool written = true;
+    std::optional<Action> writer;
+    std::vector<Action> readers;  ///< since then, the last of each queue
+  };
+  /// A block: its end, the queue that allocated it, and where.
+  struct Block {
+    std::uintptr_t end = 0;
+    std::size_t owner = 0;
+    std::string place;
+  };
+  /// The last use of memory that its owner has not allocated from since.
+  struct Use {
+    Action user;
+    std::string memory;
+  };
+  using Pieces = std::map<std::uintptr_t, Piece>;
+
+  void split(std::uintptr_t at);
+  /// The pieces that make up `range`, all of it.
+  std::vector<Pieces::iterator> pieces(Range range);
+  std::string memory_at(std::uintptr_t at) const;
+
+  Pieces pieces_;
+  std::map<std::uintptr_t, Block> blocks_;
+  std::map<std::size_t, std::vector<Use>> freed_;  ///< by owner
+};
+
+/// What a machine takes for work, in microseconds.
+struct Costs {
+  double flops = 0;    ///< of matrix products, a microsecond
+  double memory = 0;   ///< bytes a microsecond, of other operators
+  double latency = 0;  ///< of a collective
+  double network = 0;  ///< bytes a microsecond, of what a collective reads or writes
+
+  double product(double count) const { return over(count, flops); }
+  double other(double bytes) const { return over(bytes, memory); }
+  double collective(double bytes) const { return latency + over(bytes, network); }
+
+ private:
+  /// A rate of 0: it takes no time.
+  static double over(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
+};
+
+/// A moment, and what ends then: the cause of each wait until it.
+struct Moment {
+  double time = 0;
+  std::string cause;
+};
+
+/// A stretch of a queue's time.
+struct Span {
+  std::size_t queue = 0;
+  std::string name;
+  std::string detail;
+  double begin = 0;
+  double end = 0;
+};
+
+/// When queues of work would do what they are given, if each took its cost, the host were ahead of
+/// all of them, and nothing were waited for but events.
+class Timeline {
+ public:
+  explicit Timeline(Costs costs) : costs_(costs) {}
+
+  const Costs& costs() const { return costs_; }
+  Moment now(std::size_t queue) const;
+  void wait(std::size_t queue, const Moment& moment);
+  void run(std::size_t queue, const std::string& name, const std::string& detail,
+           double microseconds);
+
+  /// What is exposed: the time that the compute lane (queue 0) waits. From here on.
+  void mark() { stalls_.clear(); }
+  /// By the cause that it waited for.
+  const std::vector<Span>& stalls() const { return stalls_; }
+
+  /// The format of chrome://tracing and Perfetto. `rank`: its process.
+  std::string chrome_trace(int rank) const;
+
+ private:
+  std::vector<Moment> now_;
+  std::vector<Span> spans_;
+  std::vector<Span> stalls_;
+  Costs costs_;
+};
+
+/// The end of what a queue had when it was recorded.
+struct Point {
+  VectorClock clock;
+  Moment moment;
+};
+
+/// Follows one rank: queues of work (the lanes, the host, and one for each group's collectives),
+/// the memory that they use, and what orders them. Operators run at once, as on a CPU; what matters
+/// is the order that events would force on lanes that run concurrently. Also draws the timeline.
+///
+/// It finds an access that no event orders with another of the same memory; memory that was freed
+/// and that its lane may allocate again before it has waited for its users; and a read of
+/// memory that was not written since it was allocated. Freed memory is filled with NaN.
+class RaceChecker final : public testing::AllocationWatcher {
+ public:
+  explicit RaceChecker(Costs costs = {}) : timeline_(costs) {}
+
+  /// The lane of what is issued from now on.
+  void enter(comm::Lane lane) { lane_ = lane; }
+  void note(const std::string& what) { note_ = what; }
+  comm::Lane lane() const { return lane_; }
+
+  Point record(comm::Lane lane) const;
+  void wait(comm::Lane lane, const Point& point);
+  /// The host waits: so does what it issues from then on.
+  void synchronize(const Point& point);
+
+  /// An operator in the current lane.
+  void run(const std::string& name, const std::vector<Range>& reads,
+           const std::vector<Range>& writes, double microseconds);
+  /// A collective in the queue of its group, which begins after what the current lane has so far.
+  /// `purpose`: whose it is. The point: its end.
+  Point collective(const std::string& group, const std::string& name, const std::string& purpose,
+                   const std::vector<Range>& reads, const std::vector<Range>& writes);
+  /// The current lane waits for a collective.
+  void join(const Point& point) { wait(lane_, point); }
+
+  void allocated(void* data, std::size_t bytes) override;
+  void freed(void* data, std::size_t bytes) override;
+  /// What is freed later is not looked at.
+  void stop() { stopped_ = true; }
+
+  /// Each once, in the order in which they were found.
+  const std::vector<std::string>& faults() const { return faults_; }
+  Timeline& timeline() { return timeline_; }
+
+ private:
+  VectorClock& clock(std::size_t queue);
+  std::size_t queue_of(const std::string& group);
+  std::string place(const std::string& name, const std::string& where) const;
+  void access(std::size_t queue, const std::string& place, const std::vector<Range>& reads,
+              const std::vector<Range>& writes);
+  void report(const MemoryMap::Faults& faults);
+
+  std::recursive_mutex mutex_;  ///< other threads free
+  comm::Lane lane_ = comm::Lane::kCompute;
+  std::string note_;
+  std::vector<VectorClock> clocks_;
+  std::map<std::string, std::size_t> group_queues_;
+  MemoryMap memory_;
+  Timeline timeline_;
+  std::vector<std::string> faults_;
+  bool stopped_ = false;
+};
+
+}  // namespace tessera::race
