@@ -81,6 +81,9 @@ at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameter
                 " was asked for; it must not be negative");
   const at::Tensor scaled = grad_norm(parameters, options);
   const double norm = scaled.item<double>() / state_.scale;
+  if (std::isfinite(norm)) {
+    check_gradient_copies(parameters, "clip_grad_norm_", options);
+  }
   checked_ = {std::isfinite(norm), std::min(1.0, max_norm / (norm + 1e-6)) / state_.scale,
               parameters};
   return scaled / state_.scale;
@@ -104,6 +107,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
   // If not finite, gradients are not changed: the step is skipped.
   if (checked_->finite) {
+    check_gradient_copies(parameters, "GradScaler::unscale_", options);
     scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
   }
 }
@@ -121,6 +125,9 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     largest.norm_type = std::numeric_limits<double>::infinity();
     largest.error_if_nonfinite = false;
     const auto norm = grad_norm(optimizer.parameters(), largest).item<double>();
+    if (std::isfinite(norm)) {
+      check_gradient_copies(optimizer.parameters(), "GradScaler::step", options);
+    }
     checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
   // Taken out before the step: one that throws must not leave it for the next step.

@@ -75,7 +75,8 @@ std::vector<nn::detail::CopiedTensor> gradients_of(const std::vector<nn::SlotPtr
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     const bool distributed = tessera::is_distributed(parameter);
-    if (!parameter.requires_grad() || local_tensor(parameter).is_meta() ||
+    // A parameter without a name is unknown to the other ranks.
+    if (slot->fqn().empty() || !parameter.requires_grad() || local_tensor(parameter).is_meta() ||
         (distributed ? sharding_spec(parameter).mesh.root() != root : !with_plain)) {
       continue;
     }

@@ -162,13 +162,12 @@ TEST(ShardedCheckpoint, RefusesWhatWouldNotBeReadAsItIs) {
   for (int i = 0; i < 31; ++i) {
     deep = {{"a", deep}};
   }
-  for (const auto& entries : {nlohmann::json{{"loss", std::nan("")}}, deep}) {
-    RunRanks(1, [&](Rank& rank) {
-      SavedState state(rank, {1, 1});
-      EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {state.net, {}, entries}),
-                   "use finite numbers");
-    });
-  }
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1});
+    const nlohmann::json losses = {{"losses", {1.0, std::nan("")}}};
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {state.net, {}, losses}), "'/losses/1'");
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {state.net, {}, deep}), "levels");
+  });
   EXPECT_ERROR(SaveStep(dir.path(), 1, 0, {.run_id = "a\nb"}), "use printable ASCII");
   EXPECT_ERROR(SaveStep(dir.path(), 1, 0, {.run_id = std::string(201, 'a')}), "has 201 bytes");
   EXPECT_TRUE(dir.files().empty());
