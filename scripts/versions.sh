@@ -52,6 +52,10 @@ text_packages=(perl-doc)
 # What scripts/test, scripts/docs and the clang presets add.
 test_packages=(clang libclang-rt-dev lld doxygen)
 
+# What torchrun imports beside torch's own wheel. On a machine without a CUDA toolkit torchrun also
+# needs the CUDA wheels, which only scripts/setup --tests installs there.
+torchrun_wheels=(typing-extensions==4.15.0)
+
 # Python packages of the tests: torch's own and transformers' needs in full, so installed without
 # looking at dependencies; clang-format and clang-tidy are the versions that decide. llama-models
 # and mistral-common are there for the tokenizers' files in them, tiktoken and sentencepiece to read

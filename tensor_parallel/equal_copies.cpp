@@ -19,8 +19,8 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/origins.h"
-#include "tessera/nn/detail/placeholder_gradient.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::tensor_parallel {

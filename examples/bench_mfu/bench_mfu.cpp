@@ -10,8 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "examples/bench_mfu/results.h"
-#include "examples/bench_mfu/shapes.h"
+#include "examples/bench_mfu/bench.h"
 #include "examples/llama/cli.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"

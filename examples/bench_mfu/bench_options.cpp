@@ -1,4 +1,4 @@
-#include "examples/bench_mfu/bench_options.h"
+#include "examples/bench_mfu/bench.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -6,9 +6,7 @@
 #include <sstream>
 #include <utility>
 
-#include "examples/bench_mfu/shapes.h"
 #include "examples/llama/cli.h"
-#include "examples/llama/named_files.h"
 #include "tessera/core/error.h"
 
 namespace bench {

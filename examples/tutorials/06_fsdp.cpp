@@ -47,29 +47,13 @@ class Lion final : public optim::GroupedOptimizer<LionOptions> {
   }
 };
 
-/// The weights travel as 8-bit numbers with a scale for each rank's shard; biases as they are.
-std::optional<fsdp::AllGatherExtension> in_8_bits(const std::string& name, const at::Tensor&) {
-  if (!name.ends_with("weight")) {
-    return std::nullopt;
-  }
-  fsdp::AllGatherExtension extension;
-  extension.pre_all_gather = [](const at::Tensor& shard) -> fsdp::EncodedShard {
-    const at::Tensor scale = shard.abs().max().div(127).clamp_min(1e-12);
-    return {.tensors = {shard.div(scale).round().to(at::kChar), scale}};
-  };
-  extension.post_all_gather = [](const std::vector<at::Tensor>& tensors, const std::any&) {
-    return tensors[0].to(at::kFloat).mul(tensors[1].view({-1, 1, 1}));  // (ranks, rows, columns)
-  };
-  return extension;
-}
-
 /// Modules with many parameters are units; the others belong to the root's.
-std::optional<fsdp::UnitOptions> large_modules(const fsdp::Candidate& candidate) {
+std::optional<fsdp::Options> large_modules(const fsdp::Candidate& candidate) {
   if (candidate.numel < 10'000) {
     return std::nullopt;
   }
-  fsdp::UnitOptions options;
-  options.all_gather_extension = in_8_bits;
+  fsdp::Options options = candidate.root_options;
+  options.reshard_after_forward = true;
   return options;
 }
 
@@ -81,7 +65,10 @@ void run_rank() {
 
   const fsdp::WrapPlan plan = fsdp::plan_units(*model, large_modules);
   if (world->rank() == 0) {
-    std::cout << fsdp::to_string(plan) << "\n";
+    for (const fsdp::PlannedUnit& unit : plan) {
+      std::cout << (unit.fqn.empty() ? "(root)" : unit.fqn) << ": " << unit.numel << " elements, "
+                << unit.options << "\n";
+    }
   }
   // A plan is plain data: it can be printed, changed and applied elsewhere.
   fsdp::apply_plan(*model, mesh, plan);

@@ -23,6 +23,7 @@ struct HeadScale : nn::Module<HeadScale> {
   }
   nn::Parameter scale;
 };
+// [module]
 
 /// Causal attention with norms of queries and keys: (batch, sequence, dim) -> the same.
 struct Attention : nn::Module<Attention> {
@@ -65,7 +66,6 @@ struct Model : nn::Module<Model> {
   }
   nn::Child<Attention> attention{*this, "attention", /*heads=*/4, /*size=*/8};
 };
-// [module]
 
 // [own_style]
 /// A HeadScale of heads that are split over the ranks: each has the factors of its own.

@@ -12,7 +12,6 @@
 
 using namespace tessera;
 
-// [gpt2]
 constexpr std::int64_t kVocabulary = 101, kPositions = 24, kHidden = 48, kLayers = 2;
 const nn::LinearOptions no_bias{.bias = false};
 const double output_std = 0.02 / std::sqrt(2.0 * kLayers);  // does not grow with depth
@@ -30,12 +29,14 @@ const nn::MlpOptions mlp_options{.hidden = kHidden,
                                  .output_init_std = output_std,
                                  .names = {.up = "c_fc", .down = "c_proj"}};
 
+// [gpt2]
 struct Block : nn::Module<Block> {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor h = x + drop(attn(ln_1(x)));
     return h + drop(mlp(ln_2(h)));
   }
   nn::Child<nn::LayerNorm> ln_1{*this, "ln_1", kHidden}, ln_2{*this, "ln_2", kHidden};
+// [gpt2]
   nn::Child<nn::Attention> attn{*this, "attn", attention};
   nn::Child<nn::GeluMlp> mlp{*this, "mlp", mlp_options};
   nn::Child<nn::Dropout> drop{*this, "drop", 0.1};
@@ -65,6 +66,7 @@ struct Gpt2 : nn::Module<Gpt2> {
   nn::Child<nn::Linear> lm_head{*this, "lm_head", kHidden, kVocabulary, no_bias};
 };
 
+// [gpt2_plan]
 tensor_parallel::ParallelizePlan plan() {
   using namespace tensor_parallel;
   const Placement tokens = Shard{1};  // between the blocks, of (batch, tokens, hidden)
@@ -74,7 +76,7 @@ tensor_parallel::ParallelizePlan plan() {
                  gelu_mlp_plan("h.*.mlp", mlp_options.names, {.activations = tokens}),
                  {{"**.ln_*", sequence_parallel()}, {"lm_head", colwise_parallel()}}});
 }
-// [gpt2]
+// [gpt2_plan]
 
 /// Rows of a step; each data-parallel rank has as many.
 constexpr std::int64_t kBatch = 8;

@@ -59,7 +59,6 @@ struct Experts : nn::Module<Experts> {
 };
 // [experts]
 
-// [model]
 struct Model : nn::Module<Model> {
   at::Tensor forward(const at::Tensor& rows) {
     const at::Tensor x = input(rows);
@@ -88,7 +87,6 @@ struct Model : nn::Module<Model> {
   nn::Child<nn::Linear> router{*this, "router", kDim, kExperts};
   nn::Child<Experts> experts{*this, "experts"};
 };
-// [model]
 
 // [mesh]
 std::shared_ptr<Model> split_model(const DeviceMesh& mesh) {

@@ -16,7 +16,6 @@ using namespace tessera;
 
 constexpr std::int64_t kDim = 6, kPatches = 5, kRegisters = 2;
 
-// [block]
 /// An MLP with a LayerScale (Touvron et al. 2021), which the block holds itself.
 struct Block : nn::Module<Block> {
   Block() {
@@ -35,9 +34,7 @@ struct Block : nn::Module<Block> {
   std::shared_ptr<nn::Linear> up, down;
   nn::Parameter scale;
 };
-// [block]
 
-// [encoder]
 /// (patches, dim) -> a loss. A class token and registers are put in front of the patches.
 struct Encoder : nn::Module<Encoder> {
   Encoder() {
@@ -63,7 +60,6 @@ struct Encoder : nn::Module<Encoder> {
   nn::Parameter token, registers, positions;
   std::shared_ptr<nn::ModuleList> blocks;
 };
-// [encoder]
 
 // [plan]
 tensor_parallel::ParallelizePlan plan() {

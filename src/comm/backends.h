@@ -1,6 +1,6 @@
-// The library's own back ends for collectives, and the Work that several of them return. NCCL's is
-// in libtessera_cuda.so and reached through cuda/cuda_backend.h. Worlds choose among them
-// (rendezvous/store_world.cpp) and wrap the chosen one (checked/checked_communicator.h).
+// The back ends for collectives but NCCL, which is in libtessera_cuda.so (cuda/cuda_backend.h). A
+// world chooses one for each group (rendezvous/store_world.cpp) and wraps it
+// (checked/checked_communicator.h).
 
 #pragma once
 
@@ -16,12 +16,12 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A group of one rank: every collective is a copy, or nothing.
+/// A group of one rank. A collective copies its input, or does nothing.
 CommunicatorPtr make_solo_communicator();
 
-/// Rank `rank` of `size` ranks where the others do not exist: this rank's data stands for theirs.
-/// `start` makes the Work of each call, from the collective and this rank's bytes. Without `start`,
-/// or if it returns nullptr, the call is done at once.
+/// A group of `size` ranks of which only `rank` exists. Its data is used as the data of all ranks.
+/// `start` returns the Work of a call; without it, or if it returns nullptr, the call is complete
+/// when it returns.
 using LoopbackStart = std::function<WorkPtr(const char* collective, std::int64_t bytes)>;
 CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start);
 
@@ -29,8 +29,8 @@ CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart sta
 /// rank if one of them cannot reach the memory (another host or container) or has TESSERA_SHM=0.
 /// `store` is this group's alone.
 ///
-/// A call puts this rank's data into the shared memory and returns; Work::wait() reads the peers'.
-/// One call is under way at a time: the next one first waits for it.
+/// A call writes this rank's data to the shared memory and returns; Work::wait() reads the data of
+/// the other ranks. The next call first waits for the call before.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Gloo over TCP between the ranks of `group`, for CPU tensors. `store` is this group's alone; the

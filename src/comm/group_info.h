@@ -1,5 +1,4 @@
-// The identity of a group. It is separate from Communicator because messages need it also where a
-// group is still being made.
+// The identity of a group. Messages need it before the group's Communicator exists.
 
 #pragma once
 
@@ -23,25 +22,25 @@ struct GroupInfo {
   std::vector<int> ranks;  ///< world ranks in group order
   int rank = 0;            ///< this rank's number in the group
   std::chrono::milliseconds timeout{};
-  /// Set for every group whose ranks wait for one another; nullptr for one rank, or for fake ranks.
+  /// Records the calls of the group; nullptr for a group of one rank, or of fake ranks.
   std::shared_ptr<GroupWatch> watch{};
-  /// Each rank's host, in group order; hosts are numbered as they come. Empty: not known, or one
-  /// host.
+  /// The number of each rank's host, in group order. Empty: not known, or all on one host.
   std::vector<int> hosts{};
-  int ranks_here = 1;  ///< of the world, on this rank's host
+  int ranks_here = 1;  ///< ranks of the world on this rank's host
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-/// "all_gather in group 'tp' (ranks 0, 1), rank 1": how every message about a collective begins.
+/// "all_gather in group 'tp' (ranks 0, 1), rank 1": the beginning of each message about a
+/// collective.
 std::string describe(const GroupInfo& group, const char* collective);
 /// "all_gather for unit 'head'"; `purpose` may be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
 /// The end of a message about a call on a group of an ended world.
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// FNV-1a of a text behind others, whose hash is `before`: the same in every process.
+/// FNV-1a of a text, which continues the hash `before`. The same in every process.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// "0, 1, 5".
 std::string join(const std::vector<int>& ranks);

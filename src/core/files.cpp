@@ -334,7 +334,7 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-/// pread() may return less than was asked for; 0 means that the file ends here.
+/// pread() may return less than requested; 0 means that the file ends here.
 void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto got = pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));

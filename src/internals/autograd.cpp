@@ -91,6 +91,21 @@ bool keeps_graph() {
   return torch::autograd::get_current_graph_task_keep_graph();
 }
 
+bool is_in_backward(const Node* node) {
+  auto* const key = const_cast<Node*>(node);
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr || !nodes->contains(key)) {
+    return false;
+  }
+  // Empty where all nodes run; else those that lead to the tensors that a gradient was asked of.
+  const auto* executed = torch::autograd::get_current_graph_task_exec_info();
+  if (executed == nullptr || executed->empty()) {
+    return true;
+  }
+  const auto found = executed->find(key);
+  return found != executed->end() && found->second.should_execute();
+}
+
 std::string running_node() {
   const auto node = torch::autograd::get_current_node();
   if (node == nullptr) {

@@ -24,7 +24,7 @@ namespace {
 /// cache on a CPU and in a modest buffer on a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
-  // In fp32: 256 KiB, a CPU core's cache; 256 MiB, little beside the logits on a GPU.
+  // In fp32: 256 KiB, a CPU core's cache; 256 MiB, little compared with the logits on a GPU.
   const bool on_cpu = matrix.is_cpu() && fake_device() == c10::DeviceType::CPU;
   const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
   const std::int64_t step =

@@ -1,7 +1,6 @@
 // Row-wise scaling as in torchao's recipe "rowwise": e4m3 for all factors, scales that are powers
 // of two. These change no bits of a value but where it is subnormal, so that a row's values are the
-// same on a rank that has a part of the row, and a weight that was gathered in eight bits is
-// quantised to what it was.
+// same on a rank that has a part of the row.
 #include "tessera/kernels/fp8.h"
 
 #include <ATen/TensorOperators.h>
@@ -147,11 +146,6 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
 
 Fp8Rows quantize_fp8(const at::Tensor& x) {
   return quantized(x, {});
-}
-
-at::Tensor dequantize_fp8(const Fp8Rows& rows, c10::ScalarType type) {
-  check_range(type);
-  return rows.values.to(type).mul_(rows.scales.to(type));
 }
 
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight) {

@@ -117,7 +117,7 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
 
 }  // namespace
 
-/// Never freed: kernels may be asked for by destructors of statics.
+/// Never freed: destructors of statics may use kernels.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }

@@ -54,7 +54,7 @@ at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
 
-/// A weight is small: converting it costs nothing beside the rows.
+/// A weight is small: converting it costs nothing compared with the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
@@ -269,7 +269,7 @@ namespace {
 /// Elements that are worth a thread.
 constexpr std::int64_t kSiluGrain = 16384;  // a multiple of the vector width
 
-/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). silu is not kept from the forward: to
+/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). silu is not saved by the forward: to
 /// recompute it is cheaper than to read it.
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {

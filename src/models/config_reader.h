@@ -51,7 +51,7 @@ class ConfigReader {
   }
 
   double number(const char* key) const {
-    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing; what stands beside it needs it");
+    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing, but other keys need it");
     const nlohmann::json& value = json_.at(key);
     TESSERA_CHECK(value.is_number() && value.get<double>() > 0, origin_, ": \"", key, "\" is ",
                   value.dump(), "; it must be a positive number");

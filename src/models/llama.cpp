@@ -1,25 +1,35 @@
-// The model, top to bottom: attention, block, backbone, head, initial values, and what it declares
-// for parallelize(). The computation has no communication in it: the same code runs on one rank,
-// under tensor parallelism and under FSDP.
+// The model, top to bottom: rotary tables, cache, masks, attention, block, backbone, head, initial
+// values, and the declarations for parallelize(). The computation has no communication: the same
+// code runs on one rank, under tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/new_empty.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <iterator>
+#include <numbers>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "contexts.h"
 #include "tessera/core/error.h"
-#include "tessera/models/rope.h"
+#include "tessera/models/llama_config.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/context_parallel.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/lora.h"
@@ -29,6 +39,299 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::models {
+namespace {
+
+/// theta^(-2i / head_dim), (head_dim / 2).
+at::Tensor plain_frequencies(double theta, std::int64_t head_dim, c10::Device device) {
+  const auto fp32 = at::TensorOptions().dtype(c10::kFloat).device(device);
+  return 1.0 / at::pow(theta, at::arange(0, head_dim, 2, fp32) / static_cast<double>(head_dim));
+}
+
+/// Stretches theta so that the lowest frequency turns in `length` tokens as far as it did in the
+/// original ones.
+double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t length) {
+  const auto original = static_cast<double>(rope.scaling.original_positions);
+  const double stretch = std::max(static_cast<double>(length), original) / original;
+  const auto dim = static_cast<double>(head_dim);
+  const double base = rope.scaling.factor * stretch - (rope.scaling.factor - 1);
+  return rope.theta * std::pow(base, dim / (dim - 2));
+}
+
+/// Frequencies that turn less than low_freq_factor times in the original context are divided, those
+/// of more than high_freq_factor turns are kept.
+at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
+  const at::Tensor turns =
+      plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
+  const at::Tensor kept =
+      ((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(0, 1);
+  return plain * kept + plain / s.factor * (1 - kept);
+}
+
+/// The index of the frequency that turns `turns` times in the original context.
+double index_of_turns(const Rope& rope, std::int64_t head_dim, double turns) {
+  const auto original = static_cast<double>(rope.scaling.original_positions);
+  return static_cast<double>(head_dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(rope.theta));
+}
+
+at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::Tensor& plain) {
+  const RopeScaling& s = rope.scaling;
+  double low = index_of_turns(rope, head_dim, s.beta_fast);
+  double high = index_of_turns(rope, head_dim, s.beta_slow);
+  if (s.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(head_dim - 1));
+  if (low == high) {
+    high += 0.001;  // a step instead of a ramp
+  }
+  const at::Tensor divided =
+      ((at::arange(head_dim / 2, plain.options()) - low) / (high - low)).clamp(0, 1);
+  return plain / s.factor * divided + plain * (1 - divided);
+}
+
+at::Tensor frequencies(const Rope& rope, std::int64_t head_dim, std::int64_t length,
+                       c10::Device device) {
+  at::Tensor plain = plain_frequencies(rope.theta, head_dim, device);
+  switch (rope.scaling.kind) {
+    case RopeScaling::Kind::kNone:
+      return plain;
+    case RopeScaling::Kind::kLinear:
+      return plain / rope.scaling.factor;
+    case RopeScaling::Kind::kDynamic:
+      return plain_frequencies(dynamic_theta(rope, head_dim, length), head_dim, device);
+    case RopeScaling::Kind::kLlama3:
+      return llama3_frequencies(rope.scaling, plain);
+    case RopeScaling::Kind::kYarn:
+      return yarn_frequencies(rope, head_dim, plain);
+  }
+  return plain;
+}
+
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
+                                              std::int64_t first, std::int64_t last,
+                                              std::int64_t length, c10::Device device) {
+  const at::Tensor frequency = frequencies(rope, head_dim, length, device);
+  const at::Tensor half = at::outer(at::arange(first, last, frequency.options()), frequency);
+  const at::Tensor angle = at::cat({half, half}, 1);
+  const double factor = rope.scaling.attention_factor;
+  return {angle.cos() * factor, angle.sin() * factor};
+}
+
+// Position p is in slot p mod slots: without a window there are as many slots as positions, with
+// one the slots are a ring. Attention needs no order of keys, which were turned by their positions
+// before.
+
+KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
+    : positions_(positions),
+      slots_(window > 0 ? std::min(positions, window) : positions),
+      padding_(std::move(padding)) {
+  TESSERA_CHECK(positions > 0 && !padding_.empty(), "a cache of ", positions, " positions for ",
+                padding_.size(), " texts was asked for; it needs at least one of each");
+}
+
+bool KvCache::padded() const {
+  return std::ranges::any_of(padding_, [](std::int64_t count) { return count > 0; });
+}
+
+KvCache::Layer KvCache::append(std::size_t layer, const at::Tensor& keys,
+                               const at::Tensor& values) {
+  const Layer& kept = layer_like(layer, keys);
+  write(kept.keys, keys);
+  write(kept.values, values);
+  if (tokens_ == 0) {
+    return {keys, values};
+  }
+  const std::int64_t filled = std::min(tokens_ + 1, slots_);
+  return {kept.keys.narrow(2, 0, filled), kept.values.narrow(2, 0, filled)};
+}
+
+/// Made by the first call, which knows how many of the heads this rank has, and their type.
+KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
+  if (layer >= layers_.size()) {
+    layers_.resize(layer + 1);
+  }
+  Layer& kept = layers_[layer];
+  if (!kept.keys.defined()) {
+    const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
+    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};  // distributed as the keys are
+  }
+  return kept;
+}
+
+/// `values`: of the positions that follow. If there are more positions than slots, the last ones
+/// stay.
+void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
+  const std::int64_t count = std::min(values.size(2), slots_);
+  const std::int64_t skipped = values.size(2) - count;
+  const std::int64_t begin = (tokens_ + skipped) % slots_;
+  const std::int64_t before_end = std::min(count, slots_ - begin);
+  slots.narrow(2, begin, before_end).copy_(values.narrow(2, skipped, before_end));
+  if (before_end < count) {
+    slots.narrow(2, 0, count - before_end)
+        .copy_(values.narrow(2, skipped + before_end, count - before_end));
+  }
+}
+
+at::Tensor KvCache::mask(c10::Device device) const {
+  const std::int64_t filled = std::min(tokens_ + 1, slots_);
+  // The oldest position in the cache after this one is added.
+  if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
+    return {};
+  }
+  const auto integers = at::dtype(c10::kLong).device(device);
+  const at::Tensor slot = at::arange(filled, integers);
+  const at::Tensor position = tokens_ - (tokens_ - slot).remainder(slots_);
+  const at::Tensor first = at::tensor(padding_, at::dtype(c10::kLong)).to(device);
+  return position.ge(first.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
+}
+
+/// What all blocks of one call share.
+struct Context : nn::AttentionInputs {
+  KvCache* cache = nullptr;  ///< generation only
+};
+
+/// What the contexts of a model's calls are made of.
+struct ContextParts {
+  const LlamaConfig& config;
+  const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
+  const at::Tensor& sin;
+  const nn::ContextParallelPtr& context_parallel;
+};
+
+/// For tokens (batch, sequence) that follow those in the cache, if there is one. Throws Error for a
+/// cache of another number of texts.
+Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
+/// Where tokens are in documents, and these; without them they are made of the positions.
+struct InDocuments {
+  const at::Tensor& positions;  ///< (batch, sequence)
+  const nn::DocumentsPtr& documents;
+};
+/// The same for tokens of documents. Throws Error for a cache, and where the sizes differ.
+Context document_context(const ContextParts& parts, const at::Tensor& tokens,
+                         const InDocuments& places, const KvCache* cache);
+
+// What attention needs of a call beside activations: the angles of positions, and the visible keys.
+
+namespace {
+
+using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
+
+/// The tables are made once and sliced, except for angles that depend on how long the text is.
+Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
+  const LlamaConfig& c = parts.config;
+  if (c.rope.depends_on_length(last)) {
+    return rope_tables(c.rope, c.head_dim, first, last, last, parts.cos.device());
+  }
+  return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
+}
+
+/// (batch * (last - first), head_dim): text i begins at position padding[i]. Padding, which nobody
+/// sees, gets the angles of the text's first token.
+Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t>& padding,
+                       std::int64_t first, std::int64_t last) {
+  std::vector<at::Tensor> cos, sin;
+  for (const std::int64_t count : padding) {
+    const Angles angles = angles_of(parts, std::max(first - count, std::int64_t{0}), last - count);
+    const std::int64_t missing = last - first - angles.first.size(0);
+    for (const auto& [table, all] :
+         {std::pair(angles.first, &cos), std::pair(angles.second, &sin)}) {
+      all->push_back(table.slice(0, 0, 1).expand({missing, -1}));
+      all->push_back(table);
+    }
+  }
+  return {at::cat(cos), at::cat(sin)};
+}
+
+/// (batch, 1, sequence, sequence): tokens don't see padding. Padding sees itself: attention of
+/// nothing at all is not a number.
+at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
+                       std::int64_t sequence) {
+  const c10::Device device = parts.cos.device();
+  const at::Tensor causal = nn::causal_mask(sequence, parts.config.sliding_window, device);
+  const at::Tensor itself = nn::causal_mask(sequence, 1, device);
+  const auto integers = at::dtype(c10::kLong).device(device);
+  const at::Tensor first = at::tensor(padding, at::dtype(c10::kLong)).to(device);
+  const at::Tensor is_token = at::arange(sequence, integers).ge(first.unsqueeze(1));
+  return causal.logical_and(is_token.unsqueeze(1)).logical_or(itself).unsqueeze(1);
+}
+
+/// The angles are those of the whole sequence, at the positions that this rank has.
+Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
+  const nn::ContextParallel& split = *parts.context_parallel;
+  const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split.mesh().size());
+  return {{.batch = tokens.size(0),
+           .cos = split.shard(cos, 0),
+           .sin = split.shard(sin, 0),
+           .context_parallel = parts.context_parallel},
+          nullptr};
+}
+
+}  // namespace
+
+/// The causal mask covers the tokens of this call.
+Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
+  if (parts.context_parallel) {
+    return split_context(parts, tokens);
+  }
+  const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
+  const std::int64_t sequence = tokens.size(1);
+  const bool padded = cache != nullptr && cache->padded();
+  TESSERA_CHECK(cache == nullptr || std::ssize(cache->padding()) == tokens.size(0), "tokens of ",
+                tokens.size(0), " texts were given to a cache for ", cache->padding().size(),
+                "; make the cache for as many");
+  const auto [cos, sin] = padded ? angles_of_texts(parts, cache->padding(), past, past + sequence)
+                                 : angles_of(parts, past, past + sequence);
+  at::Tensor mask;
+  if (past > 0) {
+    mask = cache->mask(parts.cos.device());
+  } else if (padded) {
+    mask = prompt_mask(parts, cache->padding(), sequence);
+  }
+  return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
+}
+
+namespace {
+
+void check_positions(const ContextParts& parts, const at::Tensor& tokens,
+                     const at::Tensor& positions, const KvCache* cache) {
+  const LlamaConfig& c = parts.config;
+  const nn::ContextParallelPtr& split = parts.context_parallel;
+  const std::int64_t ranks = split ? split->mesh().size() : 1;
+  TESSERA_CHECK(cache == nullptr && positions.size(0) == tokens.size(0) &&
+                    positions.size(1) == tokens.size(1) * ranks,
+                "positions of sizes ", positions.sizes(), " were given with tokens of ",
+                tokens.sizes(), cache != nullptr ? " and a cache" : "",
+                "; give one for each token of the sequences, and no cache");
+  const std::int64_t sequence = positions.size(1);
+  TESSERA_CHECK(!c.rope.depends_on_length(sequence), "documents in sequences of ", sequence,
+                " tokens were given, but the model's dynamic rope scaling turns by the length of "
+                "each text beyond ",
+                c.rope.scaling.original_positions, " tokens; take shorter sequences");
+}
+
+}  // namespace
+
+Context document_context(const ContextParts& parts, const at::Tensor& tokens,
+                         const InDocuments& places, const KvCache* cache) {
+  const at::Tensor& positions = places.positions;
+  check_positions(parts, tokens, positions, cache);
+  const nn::ContextParallelPtr& split = parts.context_parallel;
+  const at::Tensor rows = (split ? split->shard(positions, 1) : positions).flatten();
+  return {{.batch = positions.size(0),
+           .cos = parts.cos.index_select(0, rows),
+           .sin = parts.sin.index_select(0, rows),
+           .context_parallel = split,
+           .documents = places.documents != nullptr
+                            ? places.documents
+                            : std::make_shared<const nn::Documents>(positions, parts.cos.device())},
+          nullptr};
+}
+
 namespace {
 
 nn::AttentionOptions attention_options(const LlamaConfig& c) {
@@ -65,7 +368,7 @@ class Llama::Attention : public nn::Attention {
       return nn::Attention::attend(q, k, v, inputs);
     }
     const KvCache::Layer seen = cache->append(layer_, k, v);
-    // A single new token may look at everything that is kept.
+    // A single new token attends to all cached keys.
     if (q.size(2) == 1 || inputs.mask.defined()) {
       return nn::attention(q, seen.keys, seen.values, /*causal=*/false, inputs.mask);
     }

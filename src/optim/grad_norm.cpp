@@ -25,7 +25,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/slot_keeper.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/optim/clip_grad.h"
 
 namespace tessera::optim {

@@ -14,7 +14,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/placeholder_gradient.h"
+#include "tessera/nn/detail/gradients.h"
 
 namespace tessera::optim {
 namespace {

@@ -25,7 +25,7 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/matched_slots.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/embedding.h"
 
 namespace tessera::optim {

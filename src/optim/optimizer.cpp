@@ -22,7 +22,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
-#include "tessera/nn/detail/slot_keeper.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/optim/lr_schedule.h"
 
 namespace tessera::optim {

@@ -1,18 +1,24 @@
+// Checkpoints of a run: when to save, what a resumed run must have alike, and the end by a signal.
+
 #include "tessera/training/checkpointer.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <iostream>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
@@ -22,6 +28,44 @@
 #include "tessera/dtensor/manual_seed.h"
 
 namespace tessera::training {
+
+bool stop_requested(bool own, const DeviceMesh& mesh) {
+  std::array<std::uint8_t, 1> requested{static_cast<std::uint8_t>(own)};
+  if (mesh.size() > 1) {
+    mesh.flatten().group().any_rank(requested);
+  }
+  return requested[0] != 0;
+}
+
+namespace {
+
+std::string given(const std::string& name, const std::string& value) {
+  return value.empty() ? "no " + name : name + " " + value;
+}
+
+}  // namespace
+
+void check_same_options(comm::World& world, const std::map<std::string, std::string>& own) {
+  using nlohmann::json;
+  const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
+  const std::vector<std::string> texts = comm::texts_that_differ(
+      *group, json(own).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
+  if (texts.empty()) {
+    return;
+  }
+  const json first = json::parse(texts[0]);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    const json second = json::parse(texts[rank]);
+    json all = first;
+    all.update(second);
+    for (const auto& [name, unused] : all.items()) {
+      const std::string value = first.value(name, ""), theirs = second.value(name, "");
+      TESSERA_CHECK(value == theirs, "rank ", rank, " has ", given(name, theirs),
+                    ", but rank 0 has ", given(name, value),
+                    "; start all ranks with the same options");
+    }
+  }
+}
 
 using Json = nlohmann::json;
 
@@ -310,7 +354,7 @@ std::optional<double> Checkpointer::save(const TrainState& state, const Json& en
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// A run whose checkpoints fail would lose all that it goes on to do.
+/// If checkpoints fail, the run would lose all further steps.
 void Checkpointer::check_last_save() {
   try {
     pending_.wait();

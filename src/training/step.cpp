@@ -1,26 +1,45 @@
+// A step of training, its speed, and evaluation.
+
 #include "tessera/training/step.h"
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/detail/slot_keeper.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/optim/clip_grad.h"
+#include "tessera/optim/optimizer.h"
 
 namespace tessera::training {
+namespace {
 
-/// A copy, because the all-reduce writes it and the caller may still use the value.
+/// A loss after a loss-parallel head is distributed, over the ranks of tensor parallelism.
+at::Tensor value_of(const at::Tensor& loss) {
+  const at::Tensor value = loss.detach();
+  return is_distributed(value) ? DistributedTensor(value).full_tensor() : value;
+}
+
+}  // namespace
+
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
-  at::Tensor mean = value.to(c10::kFloat).clone();
+  TESSERA_CHECK(value.defined() && !value.is_meta(), "mean_over was given a tensor ",
+                value.defined() ? "on the meta device" : "that is undefined",
+                "; give it a scalar with a value");
+  TESSERA_CHECK(value.numel() == 1, "mean_over was given a tensor of sizes ", value.sizes(),
+                "; give it a scalar, for example the mean of a loss");
+  // A copy, because the all-reduce writes it and the caller may still use the value.
+  at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
     mesh.group_of_all_ranks().all_reduce(mean, ReduceOp::kAvg)->wait();
@@ -97,6 +116,9 @@ void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i)
   if (loss.dim() != 0) {
     refuse(" has the sizes ", loss.sizes());
   }
+  if (loss.is_meta()) {
+    refuse(" is on the meta device: a tensor was kept from a constructor under nn::MetaDevice");
+  }
   if (!loss.requires_grad()) {
     refuse(" depends on no trained parameter, or was detached");
   }
@@ -114,8 +136,7 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
     check_loss(own, state, i);
     const at::Tensor loss = own / divisor;
     state.scaler.scale(loss).backward();
-    const at::Tensor value =
-        is_distributed(loss) ? DistributedTensor(loss.detach()).full_tensor() : loss.detach();
+    const at::Tensor value = value_of(loss);
     if (!sum.defined()) {
       sum = at::zeros({}, at::device(value.device()));
     }
@@ -143,7 +164,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
 /// libtorch knows neither the rank nor the unit. Its what() has the stack as well, in pages.
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
-  const std::string unit = fsdp::under_way(state.model);
+  const std::string unit = fsdp::current_unit(state.model);
   const bool memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr;
   fail("step ", state.step + 1, ", ", unit.empty() ? "outside of forward and backward" : unit,
        ", rank ", rank, ": ", error.what_without_backtrace(),
@@ -241,6 +262,96 @@ StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOption
   return make_step(state, data_mesh, options, parameters, loss_of);
 } catch (const c10::Error& error) {
   fail_in_step(error, state, data_mesh.world()->rank(), options);
+}
+
+StepMeter::StepMeter(comm::WorldPtr world, std::string device)
+    : world_(std::move(world)), device_(std::move(device)) {}
+
+double StepMeter::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - start_).count();
+}
+
+void StepMeter::begin() {
+  start_ = Clock::now();
+  data_time_s_ = 0;
+  before_ = world_->traffic().table();
+}
+
+void StepMeter::data_ready() {
+  data_time_s_ = seconds();
+}
+
+observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& result, double lr) {
+  observe::StepMetrics metrics;
+  metrics.step = state.step;
+  metrics.loss = result.loss;
+  metrics.grad_norm = result.grad_norm;
+  metrics.lr = lr;
+  metrics.loss_scale = result.loss_scale;
+  metrics.skipped = result.skipped;
+  metrics.data_time_s = data_time_s_;
+  metrics.step_time_s = seconds();
+  observe::set_memory(metrics, device_);
+  metrics.comm = world_->traffic().since(before_);
+  return metrics;
+}
+
+namespace {
+
+/// Ends also where the loss throws.
+class EvalMode {
+ public:
+  explicit EvalMode(nn::ModuleBase& model) : model_(model), was_training_(model.is_training()) {
+    model_.eval();
+  }
+  ~EvalMode() { model_.train(was_training_); }
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+
+ private:
+  nn::ModuleBase& model_;
+  bool was_training_;
+};
+
+/// The same.
+class Swapped {
+ public:
+  explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }
+  ~Swapped() { ema_.swap(); }
+  Swapped(const Swapped&) = delete;
+  Swapped& operator=(const Swapped&) = delete;
+
+ private:
+  optim::Ema& ema_;
+};
+
+}  // namespace
+
+std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
+                               std::int64_t batches,
+                               const std::function<at::Tensor(std::int64_t batch)>& loss,
+                               const std::function<bool()>& stop) {
+  TESSERA_CHECK(batches > 0, "evaluate: ", batches, " batches; give 1 or more");
+  const c10::NoGradGuard no_grad;
+  const EvalMode mode(model);
+  double sum = 0;
+  for (std::int64_t i = 0; i < batches; ++i) {
+    sum += mean_over(loss(i), data_mesh).item<double>();
+    if (stop && stop()) {
+      return std::nullopt;
+    }
+  }
+  return sum / static_cast<double>(batches);
+}
+
+void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void()>& body) {
+  auto* const ema = dynamic_cast<optim::Ema*>(&optimizer);
+  if (ema == nullptr) {
+    body();
+    return;
+  }
+  const Swapped averages(*ema);
+  body();
 }
 
 }  // namespace tessera::training

@@ -23,7 +23,7 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/retired_parameter.h"
+#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/parameter.h"
 
@@ -174,7 +174,8 @@ void watch_replicated(nn::ModuleBase& module, std::vector<nn::SlotPtr> slots,
                       const std::shared_ptr<PendingGradients>& pending) {
   if (!slots.empty()) {
     module.add_forward_pre_hook(
-        [pending, slots = std::move(slots)](auto&, nn::TensorList) { pending->watch(slots); });
+        [pending, slots = std::move(slots)](auto&, nn::TensorList) { pending->watch(slots); },
+        nn::HookedCalls::kEveryMethod);
   }
 }
 
@@ -190,13 +191,13 @@ void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
       scope =
           std::make_unique<RandomRegionScope>(std::make_shared<RandomRegion>(outer, nullptr, mesh));
     }
-  });
+  }, nn::HookedCalls::kEveryMethod);
   module.add_always_hook([scopes] {
     // Another hook may have thrown before ours ran.
     if (!scopes->empty()) {
       scopes->pop_back();
     }
-  });
+  }, nn::HookedCalls::kEveryMethod);
 }
 
 }  // namespace

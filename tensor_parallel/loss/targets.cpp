@@ -10,7 +10,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/detail/calls.h"
 
 namespace tessera::tensor_parallel {
 namespace {

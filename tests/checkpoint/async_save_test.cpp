@@ -402,30 +402,6 @@ TEST(SlowDisk, EndsTheSaveAtTheTimeOutIfItHangs) {
                   "since then it has written files");
 }
 
-/// During a save in the background, and once it has ended.
-TEST(SlowDisk, DoesNotHideRanksThatWaitForEachOther) {
-  for (const bool ended : {false, true}) {
-    const TemporaryFolder dir;
-    const SystemCallFault fault(file_of_rank_1(dir, "."), ended ? "" : "pwrite:1:slow");
-    const auto errors = ErrorsOfRanks(
-        2,
-        [&](Rank& rank) {
-          SavedState state(rank, {2, 1}, 1);
-          const comm::CommunicatorPtr group = rank.world()->group({0, 1}, "some");
-          const comm::CommunicatorPtr other = rank.world()->group({0, 1}, "others");
-          SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
-          if (ended) {
-            pending.wait();
-          }
-          (rank.rank() == 0 ? group : other)->all_reduce(at::zeros({4}), ReduceOp::kSum)->wait();
-        },
-        {.world = {.timeout = std::chrono::seconds(20),
-                   .watchdog = std::chrono::milliseconds(200)}});
-    EXPECT_CONTAINS(errors[0] + errors[1],
-                    "each waits for another: make the ranks issue the same collectives");
-  }
-}
-
 }  // namespace
 namespace {
 namespace held_parts {

@@ -323,14 +323,14 @@ TEST_P(Collectives, BadArgumentsThrowBeforeAnythingMoves) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    OnBackends, Collectives,
-    ::testing::Values(Case{"shm", "a"}, Case{"shm", "aa"}, Case{"shm", "aaa"}, Case{"shm", "aaaa"},
-                      Case{"gloo", "aa"}, Case{"gloo", "aaa"}, Case{"gloo", "aaaa"},
-                      Case{"gloo", "abab"}, Case{"hierarchical", "aabb"},
-                      Case{"hierarchical", "abab"}, Case{"hierarchical", "aaab"},
-                      Case{"hierarchical", "abca"}, Case{"hierarchical", "aab"}),
-    [](const auto& info) { return info.param.backend + ("_" + info.param.hosts); });
+INSTANTIATE_TEST_SUITE_P(OnBackends, Collectives,
+                         ::testing::Values(Case{"shm", "a"}, Case{"shm", "aa"}, Case{"shm", "aaa"},
+                                           Case{"shm", "aaaa"}, Case{"gloo", "aa"},
+                                           Case{"gloo", "aaa"}, Case{"gloo", "aaaa"},
+                                           Case{"gloo", "abab"}, Case{"gloo", "aab"}),
+                         [](const auto& info) {
+                           return info.param.backend + ("_" + info.param.hosts);
+                         });
 
 }  // namespace
 }  // namespace tessera::comm

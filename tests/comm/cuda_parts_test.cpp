@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "backends.h"
-#include "cuda/library_versions.h"
+#include "cuda/cuda_backend.h"
 #include "group_of_all.h"
 #include "tessera/comm/streams.h"
 #include "testing/errors.h"

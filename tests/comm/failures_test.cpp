@@ -121,8 +121,7 @@ TEST_P(Failures, AGroupThatNotAllJoinIsATimeOut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
-                         ::testing::Values(Case{"shm", "aaa"}, Case{"gloo", "aaa"},
-                                           Case{"hierarchical", "aba"}),
+                         ::testing::Values(Case{"shm", "aaa"}, Case{"gloo", "aba"}),
                          [](const auto& info) { return std::string(info.param.backend); });
 
 /// The errors when rank 1 of 3 calls something else; then all make a call that must work.

@@ -100,7 +100,7 @@ TEST_P(Groups, RefuseTensorsThatDoNotFit) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, Groups,
                          ::testing::Values(Case{"shm", "aa"}, Case{"shm", "aaaa"},
-                                           Case{"gloo", "aaa"}, Case{"hierarchical", "abba"}),
+                                           Case{"gloo", "aaa"}, Case{"gloo", "abba"}),
                          [](const auto& info) {
                            return info.param.backend + ("_" + info.param.hosts);
                          });

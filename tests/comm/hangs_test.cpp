@@ -4,11 +4,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "group_of_all.h"
 #include "hanging_job.h"
@@ -19,7 +22,6 @@
 #include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/files.h"
-#include "watch/record_memory.h"
 #include "watch/world_watch.h"
 
 namespace tessera::comm {
@@ -74,32 +76,75 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// Rank 1 does `fault` where the others do a fourth step.
-template <class Fault>
-void run_with_fault(Fault&& fault) {
+/// What rank 1 does where the others do a fourth step, and what the others then print.
+struct Fault {
+  const char* name;
+  void (*act)(World& world);
+  enum { kAtOnce, kAtTheTimeOut } when;
+  std::vector<const char*> report;  ///< words of the watchdog's report
+  std::vector<const char*> errors;  ///< words of the errors of ranks 0 and 2
+};
+
+const std::vector<Fault>& faults() {
+  static const std::vector<Fault> table = {
+      {"Ends",
+       [](World&) {},
+       Fault::kAtOnce,
+       {},
+       {"rank 1 ended after step 3", "save_hugging_face"}},
+      {"ExitsWithACode",
+       [](World&) { std::exit(3); },
+       Fault::kAtOnce,
+       {},
+       {"rank 1 ended with exit code 3 after step 3"}},
+      {"Throws",
+       [](World& world) {
+         world.abort();
+         std::this_thread::sleep_for(seconds(2));  // the world has ended, the process has not
+       },
+       Fault::kAtOnce,
+       {},
+       {"rank 1 gave up after step 3"}},
+      {"CallsAnother",
+       [](World& world) {
+         const CallerScope caller("full_tensor");
+         expect_peer_error([&] { world.group({0, 1}, "pair"); });
+       },
+       Fault::kAtTheTimeOut,
+       {"the set-up of group 'pair', called by full_tensor, for rank 0"},
+       {}},
+      {"Sleeps",
+       [](World&) { std::this_thread::sleep_for(seconds(7)); },
+       Fault::kAtTheTimeOut,
+       {"called by save_hugging_face, for rank 1", "rank 1 sleeps outside of collectives",
+        "after all_reduce (call 3 of group 'all')", "ranks 0, 2 waits in all_reduce (call 4"},
+       {"rank(s) 1 ", "rank 1 sleeps outside of collectives"}},
+      {"Loops",
+       [](World&) {
+         const auto end = steady_clock::now() + seconds(7);
+         while (steady_clock::now() < end) {
+         }
+       },
+       Fault::kAtTheTimeOut,
+       {"rank 1 computes outside of collectives"},
+       {}},
+      {"IsStopped",
+       [](World&) { raise(SIGSTOP); },
+       Fault::kAtTheTimeOut,
+       {"rank 1 is stopped (by SIGSTOP"},
+       {"rank 1 is stopped"}},
+  };
+  return table;
+}
+
+TEST(DISABLED_Hangs, Rank1) {
   const WorldPtr world = make_world();
   const CommunicatorPtr group = take_steps(*world);
   if (world->rank() == 1) {
-    fault(*world);
+    std::ranges::find(faults(), std::string(std::getenv("HANGS_FAULT")), &Fault::name)->act(*world);
   } else {
     const CallerScope caller("save_hugging_face");
     expect_peer_error([&] { sum(*world, *group); });
-  }
-}
-
-TEST(DISABLED_Hangs, Rank1Ends) {
-  run_with_fault([](World&) {});
-}
-
-TEST(DISABLED_Hangs, Rank1ExitsWithACode) {
-  run_with_fault([](World&) { std::exit(3); });
-}
-
-TEST(DISABLED_Hangs, Rank1Throws) {
-  try {
-    run_with_fault([](World&) { fail("the cause"); });
-  } catch (const Error& error) {
-    std::this_thread::sleep_for(seconds(2));  // The world has ended, the process not yet.
   }
 }
 
@@ -112,29 +157,6 @@ TEST(DISABLED_Hangs, Rank1SkipsACollective) {
   } else {
     group->barrier();
   }
-}
-
-TEST(DISABLED_Hangs, Rank1CallsAnother) {
-  run_with_fault([](World& world) {
-    const CallerScope caller("full_tensor");
-    expect_peer_error([&] { world.group({0, 1}, "pair"); });
-  });
-}
-
-TEST(DISABLED_Hangs, Rank1Sleeps) {
-  run_with_fault([](World&) { std::this_thread::sleep_for(seconds(7)); });
-}
-
-TEST(DISABLED_Hangs, Rank1Loops) {
-  run_with_fault([](World&) {
-    const auto end = steady_clock::now() + seconds(7);
-    while (steady_clock::now() < end) {
-    }
-  });
-}
-
-TEST(DISABLED_Hangs, Rank1IsStopped) {
-  run_with_fault([](World&) { raise(SIGSTOP); });
 }
 
 TEST(DISABLED_Hangs, Rank1IsSlow) {
@@ -197,103 +219,36 @@ milliseconds soon(const Job& job) {
   return job.on_device() ? job.timeout() : kSoon;
 }
 
-/// Rank 1 is in its group's end, or has ended.
-void expect_end_is_reported(const Job& job) {
-  if (job.on_device()) {
-    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 left the common order first",
-                    "it calls shutdown (call ", "ranks 0, 2 call all_reduce (call ");
-  }
-}
+class HangsOfRank1 : public ::testing::TestWithParam<Fault> {};
 
-TEST(Hangs, ARankThatHasEndedIsNamedAtOnce) {
-  for_each_backend("Rank1Ends", [](const Job& job) {
-    expect_end_is_reported(job);
-    for (const std::size_t rank : {0U, 2U}) {
-      const auto [after, error] = error_of(job.ranks[rank]);
-      EXPECT_LT(after, soon(job));
-      EXPECT_CONTAINS(error, "rank 1 ended after step 3; every rank must make this call");
-      if (job.on_device()) {
-        EXPECT_CONTAINS(error, "all_reduce (call 4 of group 'all'), called by save_hugging_face");
-      } else {
-        EXPECT_CONTAINS(error, "all_reduce in group 'all' (ranks 0, 1, 2)",
-                        "save_hugging_face is collective; ");
-      }
-    }
-  });
-}
-
-TEST(Hangs, TheCodeOfARankThatExitedIsNamed) {
-  for_each_backend("Rank1ExitsWithACode", [](const Job& job) {
-    expect_end_is_reported(job);
-    EXPECT_CONTAINS(error_of(job.ranks[0]).second,
-                    "rank 1 ended with exit code 3 after step 3; look for its error");
-  });
-}
-
-TEST(Hangs, ARankThatThrewIsNamedAtOnce) {
-  for_each_backend("Rank1Throws", [](const Job& job) {
+TEST_P(HangsOfRank1, NamesRank1) {
+  const Fault& fault = GetParam();
+  const testing::ScopedVariable variable("HANGS_FAULT", fault.name);
+  for_each_backend("Rank1", [&](const Job& job) {
     const auto [after, error] = error_of(job.ranks[0]);
-    EXPECT_LT(after, job.on_device() ? kAfterTheLimit : soon(job));
-    EXPECT_CONTAINS(error, "rank 1 gave up after step 3; look for its error");
+    const auto [after_2, error_2] = error_of(job.ranks[2]);
+    const milliseconds at_once = job.on_device() ? kAfterTheLimit + job.timeout() : soon(job);
+    EXPECT_LT(after, fault.when == Fault::kAtOnce ? at_once : job.timeout() + seconds(2));
+    for (const char* word : fault.report) {
+      EXPECT_CONTAINS(report_of(job.ranks[0]), word);
+    }
+    // If two ranks give up at the same time, one may see that the other has.
+    for (const char* word : fault.errors) {
+      EXPECT_CONTAINS(error + error_2, word);
+    }
+    EXPECT_EQ(job.ranks[2].output.find("tessera watchdog: rank"), std::string::npos)
+        << "one report is enough";
+    EXPECT_EQ(job.records().size(), 3U);
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Faults, HangsOfRank1, ::testing::ValuesIn(faults()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Hangs, ARankThatSkipsACollectiveIsNamed) {
   for_each_backend("Rank1SkipsACollective", [](const Job& job) {
-    expect_end_is_reported(job);
     EXPECT_CONTAINS(error_of(job.ranks[0]).second, "rank 1 ended after step 3");
     EXPECT_LT(error_of(job.ranks[2]).first, soon(job));
-  });
-}
-
-TEST(Hangs, RanksThatWaitForEachOtherAreNamedAtTheLimit) {
-  for_each_backend("Rank1CallsAnother", [](const Job& job) {
-    EXPECT_LT(error_of(job.ranks[0]).first, job.on_device() ? job.timeout() : kAfterTheLimit);
-    EXPECT_CONTAINS(job.ranks[0].output + job.ranks[1].output,
-                    "each waits for another: make the ranks issue the same collectives");
-    EXPECT_CONTAINS(report_of(job.ranks[0]),
-                    "waits in the set-up of group 'pair', called by full_tensor, for rank 0");
-    EXPECT_CONTAINS(flight::first_divergence(job.records()), "rank 1 left the common order first",
-                    "it calls the set-up of group 'pair', called by full_tensor");
-  });
-}
-
-TEST(Hangs, ARankThatSleepsIsNamed) {
-  for_each_backend("Rank1Sleeps", [](const Job& job) {
-    const std::string doing = "rank 1 sleeps outside of collectives";
-    EXPECT_CONTAINS(report_of(job.ranks[0]), "called by save_hugging_face, for rank 1", doing,
-                    "after all_reduce (call 3 of group 'all')",
-                    "each of ranks 0, 2 waits in all_reduce (call 4 of group 'all')");
-    const auto [after, error] = error_of(job.ranks[2]);
-    EXPECT_LT(after, job.timeout() + seconds(2));
-    // If two ranks give up at the same time, one may see that the other has.
-    EXPECT_CONTAINS(error_of(job.ranks[0]).second + error,
-                    "rank(s) 1 did not arrive within " + std::to_string(job.timeout().count()) +
-                        " ms: " + doing);
-    EXPECT_EQ(job.ranks[2].output.find("tessera watchdog: rank"), std::string::npos)
-        << "one report is enough";
-    for (const char* rank : {"0", "1", "2"}) {
-      const std::string text =
-          testing::ReadFile(job.folder / (std::string("world-0.rank-") + rank + ".txt"));
-      EXPECT_CONTAINS(text, std::string("rank ") + rank + " of 3, pid ", "after step 3",
-                      "done  16  all_reduce (call 3 of group 'all'), after step 2", "thread ",
-                      "#3 ");
-    }
-  });
-}
-
-TEST(Hangs, ARankThatLoopsIsNamed) {
-  for_each_backend("Rank1Loops", [](const Job& job) {
-    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 computes outside of collectives");
-  });
-}
-
-TEST(Hangs, ARankThatIsStoppedIsNamed) {
-  for_each_backend("Rank1IsStopped", [](const Job& job) {
-    EXPECT_EQ(job.ranks[1].signal, SIGKILL);
-    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 is stopped (by SIGSTOP");
-    EXPECT_CONTAINS(error_of(job.ranks[0]).second + error_of(job.ranks[2]).second,
-                    "rank 1 is stopped");
   });
 }
 

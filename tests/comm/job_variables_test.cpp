@@ -1,4 +1,4 @@
-#include "host/job_variables.h"
+#include "host/host.h"
 
 #include <gtest/gtest.h>
 

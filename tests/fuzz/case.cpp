@@ -147,7 +147,6 @@ FsdpSpec draw_fsdp(Choices& choices, const MeshSpec& mesh) {
         "fsdp.placement", {{"default", 85}, {"last", 8}, {"replicate_vectors", 7}});
     const bool halves = mesh.data % 2 == 0;
     spec.post_forward = choices.pick("fsdp.post_forward", {{"1", 90}, {"2", halves ? 8 : 0}}) + 1;
-    spec.over_replicas = mesh.replicas > 1 && choices.chance("fsdp.over_replicas", 35);
   }
   return spec;
 }

@@ -213,12 +213,11 @@ class Training {
       return;
     }
     wrapped_ = true;
-    const fsdp::Options options = fsdp_options(spec);
+    fsdp::Options options = fsdp_options(spec);
+    options.allow_mixed_frozen = true;
     if (spec.units == Units::kPolicy && spec.kind == DataParallel::kFullyShard) {
-      fsdp::apply_plan(
-          *net_, mesh,
-          fsdp::plan_units(*net_, fsdp::wrap_class<Block>({.allow_mixed_frozen = true}), options,
-                           fsdp::MixedFrozenRoot::kAllowed));
+      fsdp::apply_plan(*net_, mesh,
+                       fsdp::plan_units(*net_, fsdp::wrap_class<Block>(), options));
       return;
     }
     const auto wrap = [&](nn::ModuleBase& module) {

@@ -73,7 +73,7 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h",
-                                                         "tessera/nn/detail/linear_products.h"},
+                                                         "tessera/nn/detail/linear_product.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/adopted_module.h"}})
 

@@ -6,16 +6,15 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import network
-from programs import BIN
-
 # A tree below /tmp is mounted into each host's own.
 TREE = pathlib.Path(__file__).resolve().parents[2]
 SET_UP = """
 exec 3< {tree} && mount --make-rprivate / && mount -t tmpfs none /dev/shm && mount -t tmpfs none /tmp &&
-mkdir -p {tree} && mount -c --bind /proc/self/fd/3 {tree} && exec 3<&- &&
+mkdir -p {tree} && mount -c --rbind /proc/self/fd/3 {tree} && exec 3<&- &&
 (echo 127.0.0.1 localhost; for i in $(seq 9); do echo 10.77.0.$i host$((i - 1)); done) > /tmp/names &&
 mount --bind /tmp/names /etc/hosts &&
 hostname {name} && ip link set lo up && echo ready && exec sleep infinity
@@ -131,10 +130,11 @@ class Hosts:
     def restore(self, number):
         self.network.restore(self[number].address)
 
-    def start(self, nproc, program, port=29500, options=(), environment=None):
-        """A launcher on each host, with `nproc` ranks each."""
-        return [host.start([BIN / "tessera-run", "--nproc", nproc, "--nnodes", len(self), "--node-rank", number,
-                            "--rdzv", f"{self[0].ip}:{port}", *options, "--", *program], environment)
+    def start(self, nproc, program, port=29500, environment=None, restarts=0):
+        """torchrun on each host, with `nproc` ranks each."""
+        return [host.start([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", nproc, "--nnodes", len(self),
+                            "--node-rank", number, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self[0].ip}:{port}",
+                            "--max-restarts", restarts, "--shutdown-timeout", 1, "--no-python", *program], environment)
                 for number, host in enumerate(self._hosts)]
 
 

@@ -3,6 +3,8 @@
 
 #include <torch/nn/modules/linear.h>
 
+#include <type_traits>
+
 #include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
@@ -247,6 +249,83 @@ TEST(CallChecks, AFrozenModuleThatIsApartMustBeFilled) {
   }
   Forgets module(child);
   EXPECT_ERROR(module(at::ones({1, 2})), "forward of a", "was never filled", "'weight'");
+}
+
+/// A weight of libtorch's kind, bound to a slot.
+struct Bound : Module<Bound> {
+  Bound() : weight(at::ones({2, 2})) { bind_slot("weight", weight); }
+  at::Tensor forward(const at::Tensor& x) { return at::mm(x, weight); }
+  at::Tensor weight;
+};
+
+/// Two of them, of which one is assigned the weight of the other.
+std::shared_ptr<Sequential> tied_by_assignment() {
+  const auto first = std::make_shared<Bound>(), second = std::make_shared<Bound>();
+  auto both = std::make_shared<Sequential>(first, second);
+  second->weight = first->weight;
+  return both;
+}
+
+/// libtorch's way to tie.
+struct TorchTied : torch::nn::Module {
+  TorchTied()
+      : embed(register_module("embed", torch::nn::Linear(2, 2))),
+        head(register_module("head", torch::nn::Linear(2, 2))) {
+    head->weight = embed->weight;
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(embed(x)); }
+  torch::nn::Linear embed, head;
+};
+
+/// Keeps tensors of the constructor, where they have no storage under MetaDevice.
+struct KeepsTensors : Module<KeepsTensors> {
+  KeepsTensors() {
+    weight = register_slot("weight", {2, 2});
+    kept = *weight;
+    scale = at::ones({2});
+  }
+  at::Tensor forward(const at::Tensor& x) { return reads_scale ? x * scale : at::mm(x, kept); }
+  void reset_parameters(const InitContext& init) override { init.fill(weight, init::ones()); }
+  Parameter weight;
+  at::Tensor kept, scale;
+  bool reads_scale = false;
+};
+
+TEST(CallChecks, LeadToTieSlotWhereAMemberIsAssigned) {
+  const auto late = std::make_shared<Bound>();
+  (*late)(input());
+  late->weight = at::ones({2, 2});
+  testing::expect_refusals({
+      {"call",
+       [] { (*tied_by_assignment())(input()); },
+       {"'1.weight'", "Bound", "tie_slot(\"weight\""}},
+      {"walk", [] { tied_by_assignment()->named_slots(); }, {"'1.weight'", "tie_slot"}},
+      {"init", [] { init_weights(*tied_by_assignment(), 0); }, {"'1.weight'", "tie_slot"}},
+      {"after a call", [&] { (*late)(input()); }, {"'weight'", "tie_slot", "copy_"}},
+      {"adopt",
+       [] { adopt(std::make_shared<TorchTied>()); },
+       {"'head.weight'", "tie_slot(\"weight\""}},
+  });
+  static_assert(!std::is_copy_assignable_v<Parameter>);
+  const auto tied =
+      std::make_shared<Sequential>(std::make_shared<Bound>(), std::make_shared<Bound>());
+  const auto slots = tied->named_slots();
+  dynamic_cast<Bound&>(*tied->children()[1]).tie_slot("weight", slots[0].second);
+  EXPECT_TRUE((*tied)(input()).equal(at::full({3, 2}, 4.0)));
+}
+
+TEST(CallChecks, NameTheConstructorWhereATensorWasKeptOnMeta) {
+  for (const bool reads_scale : {false, true}) {
+    const auto module = [] {
+      const MetaDevice meta;
+      return std::make_shared<KeepsTensors>();
+    }();
+    module->reads_scale = reads_scale;
+    to_empty(*module, at::kCPU);
+    init_weights(*module, 0);
+    const std::string error = testing::message_of([&] { (*module)(input()); });
+    EXPECT_CONTAINS(error, "KeepsTensors", "meta", "constructor");
+  }
 }
 
 TEST(CallChecks, AModuleMayBeKeptApartOnPurpose) {

@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/parameter_group/comm_context.h"
-#include "fsdp/unit/unit.h"
 #include "race/checked_world.h"
 #include "race/operator_watch.h"
 #include "testing/forwarding_communicator.h"

@@ -10,7 +10,6 @@
 
 #include "fsdp/training/training.h"
 #include "race/scenarios.h"
-#include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
@@ -80,18 +79,6 @@ std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
   };
 }
 
-/// Halves with a scale: made in the lane of the gather, read in the compute lane.
-std::optional<fsdp::AllGatherExtension> scaled(const std::string&, const at::Tensor&) {
-  return fsdp::AllGatherExtension{
-      .pre_all_gather = [](const at::Tensor& shard) -> fsdp::EncodedShard {
-        return {.tensors = {shard.mul(0.5)}, .metadata = shard.new_full({1}, 2)};
-      },
-      .post_all_gather =
-          [](const std::vector<at::Tensor>& tensors, const std::any& metadata) {
-            return tensors.front().mul(std::any_cast<at::Tensor>(metadata));
-          }};
-}
-
 void accumulate(CheckedRank& rank) {
   ShardedModel model(rank.mesh({2}, {"dp"}));
   rank.watch(model);
@@ -158,14 +145,8 @@ std::vector<Scenario> all_scenarios() {
   const Options halves{.mp_policy = {.param_dtype = at::kBFloat16}};
   Options columns_kept = columns;
   columns_kept.reshard_after_forward = false;
-  Options encoded;
-  encoded.all_gather_extension = scaled;
   const auto hook = [](SmallModel& model) {
-    fsdp::set_all_reduce_hook(
-        model, [](const at::Tensor& gradients) { gradients.mul_(3); }, comm::Lane::kAllReduce);
-  };
-  const auto own_memory = [](SmallModel& model) {
-    fsdp::set_allocate_memory_from_process_group_for_comm(model, true);
+    fsdp::set_all_reduce_hook(model, [](const at::Tensor& gradients) { gradients.mul_(3); });
   };
   const Options offload{.offload_policy = fsdp::OffloadPolicy{}};
   std::vector<Scenario> all{
@@ -179,14 +160,10 @@ std::vector<Scenario> all_scenarios() {
       {"Hpz", 4, training({4}, {.post_forward_mesh_size = 2}, {}, 2)},
       {"HpzColumns", 4, training({4}, columns_of_neighbours)},
       {"Hsdp", 4, training({2, 2})},
-      {"OverReplicas", 4, training({2, 2}, {.shard_over_replicas = true}, {}, 2)},
       {"Offload", 2, training({2}, offload)},
       {"OffloadAccumulation", 2, training({2}, offload, {}, 2)},
       {"OffloadHsdp", 4, training({2, 2}, offload)},
-      {"HookLane", 3, training({3}, {}, hook, 2)},
-      {"HookLaneOfOneRank", 1, training({1}, {}, hook)},
-      {"Encoded", 2, training({2}, encoded)},
-      {"MemoryOfGroups", 2, training({2}, {}, own_memory)},
+      {"Hook", 3, training({3}, {}, hook, 2)},
       {"Accumulation", 2, accumulate},
       {"OverlappingMicroBatches", 2, overlap_micro_batches},
       {"ChangingLanes", 2, change_lanes},

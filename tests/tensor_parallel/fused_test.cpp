@@ -159,7 +159,7 @@ at::Tensor train(Mlp& model, std::int64_t part, std::int64_t parts) {
 
 struct Shape {
   std::int64_t hidden, dp, tp;
-  bool local, extension;
+  bool local;
 };
 
 class FusedUnderFsdp : public ::testing::TestWithParam<Shape> {};
@@ -174,24 +174,15 @@ TEST_P(FusedUnderFsdp, TrainsAsOneRank) {
     parallelize_module(model, mesh["tp"],
                        {{"gate_up", fused_colwise_parallel({.use_local_output = shape.local})},
                         {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
-    fsdp::Options options;
-    if (shape.extension) {
-      options.all_gather_extension = [](const auto&, const auto&) {
-        return fsdp::AllGatherExtension{
-            [](const at::Tensor& shard) { return fsdp::EncodedShard{.tensors = {shard}}; },
-            [](const std::vector<at::Tensor>& shards, const std::any&) { return shards[0]; }};
-      };
-    }
-    fsdp::fully_shard(model, mesh["dp"], options);
+    fsdp::fully_shard(model, mesh["dp"]);
     const at::Tensor values = train(model, mesh.local_rank(0), shape.dp);
     EXPECT_TRUE(values.allclose(expected, 1e-4, 1e-5));
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(, FusedUnderFsdp,
-                         ::testing::Values(Shape{8, 2, 2, true, false}, Shape{7, 2, 2, true, false},
-                                           Shape{8, 2, 2, false, false},
-                                           Shape{7, 4, 1, true, false}, Shape{7, 2, 2, true, true}),
+                         ::testing::Values(Shape{8, 2, 2, true}, Shape{7, 2, 2, true},
+                                           Shape{8, 2, 2, false}, Shape{7, 4, 1, true}),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
 TEST(FusedWeight, UnderFsdpIsShardedInEveryPart) {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <exception>
-#include <initializer_list>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -15,7 +15,7 @@ namespace tessera::testing {
 
 /// Whether `text` holds each of `parts`; the failure names the part that is missing.
 inline ::testing::AssertionResult Contains(std::string_view text,
-                                           std::initializer_list<std::string_view> parts) {
+                                           const std::vector<std::string_view>& parts) {
   for (const std::string_view part : parts) {
     if (text.find(part) == std::string_view::npos) {
       return ::testing::AssertionFailure() << "'" << part << "' is not in: " << text;
@@ -26,7 +26,7 @@ inline ::testing::AssertionResult Contains(std::string_view text,
 
 /// Whether each of `texts` does.
 inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts,
-                                           std::initializer_list<std::string_view> parts) {
+                                           const std::vector<std::string_view>& parts) {
   for (const std::string& text : texts) {
     if (const auto outcome = Contains(text, parts); !outcome) {
       return outcome;
@@ -38,7 +38,7 @@ inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts
 /// Whether `call` throws a Thrown, a kind of std::exception, whose message holds each of `parts`. A
 /// message of tessera::Error must also be of one line.
 template <class Thrown, class Call>
-::testing::AssertionResult Throws(Call&& call, std::initializer_list<std::string_view> parts) {
+::testing::AssertionResult Throws(Call&& call, const std::vector<std::string_view>& parts) {
   try {
     call();
   } catch (const std::exception& error) {
@@ -63,6 +63,20 @@ std::string message_of(Call&& call) {
     return error.what();
   }
   return "";
+}
+
+/// A row of a table of refusals: what is done, and the names that the message must hold.
+struct Refusal {
+  std::string name;
+  std::function<void()> act;
+  std::vector<std::string_view> words;
+};
+
+/// Each act throws a tessera::Error of one line that holds its words. The failure names the row.
+inline void expect_refusals(const std::vector<Refusal>& rows) {
+  for (const Refusal& row : rows) {
+    EXPECT_TRUE(Throws<Error>(row.act, row.words)) << row.name;
+  }
 }
 
 }  // namespace tessera::testing

@@ -160,13 +160,6 @@ Result RunShell(int ranks, const std::string& script, const Launcher::Variables&
   return Launcher(Shell(ranks, script), variables).wait();
 }
 
-Result RunTogether(int ranks, const std::string& script) {
-  const TemporaryFolder folder;
-  const std::string all_here = "[ $(ls $DIR | wc -l) = " + std::to_string(ranks) + " ]";
-  return RunShell(ranks, "touch $DIR/$RANK; until " + all_here + "; do sleep 0.01; done; " + script,
-                  {{"DIR", folder.path()}});
-}
-
 void WaitForFile(const std::string& path) {
   const auto end = Clock::now() + 30s;
   while (!std::filesystem::exists(path)) {

@@ -54,9 +54,6 @@ std::vector<std::string> Shell(int ranks, const std::string& script);
 /// Runs it to its end.
 Result RunShell(int ranks, const std::string& script, const Launcher::Variables& variables = {});
 
-/// The same, where the ranks begin the script at one time.
-Result RunTogether(int ranks, const std::string& script);
-
 /// Waits until the file exists, which it does before it is written; fails the test after 30 s.
 void WaitForFile(const std::string& path);
 

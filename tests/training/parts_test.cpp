@@ -8,12 +8,9 @@
 
 #include "mlp_run.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/training/evaluation.h"
-#include "tessera/training/metric_log.h"
+#include "tessera/training/checkpointer.h"
 #include "tessera/training/recording.h"
-#include "tessera/training/same_options.h"
-#include "tessera/training/step_meter.h"
-#include "tessera/training/stop.h"
+#include "tessera/training/step.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 

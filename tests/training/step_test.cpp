@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -256,16 +257,44 @@ TEST(StepTest, NamesWhatIsWrongWithTheOptionsOrTheLoss) {
       training::step(*run.state, run.mesh["dp"], options, loss);
     };
     const auto loss = [&](std::int64_t i) { return run.loss(i); };
-    EXPECT_ERROR(step({.accumulate = 0}, loss), "step 1: accumulate is 0", "1 micro-batch or more");
-    EXPECT_ERROR(step({.batch = 0}, loss), "and batch 0");
-    EXPECT_ERROR(step({}, nullptr), "the loss function is empty");
-    EXPECT_ERROR(step({}, [](std::int64_t) { return at::Tensor(); }),
-                 "the loss of micro-batch 0 is an undefined tensor");
-    EXPECT_ERROR(step({}, [&](std::int64_t i) { return run.loss(i).expand({2}); }),
-                 "has the sizes [2]; return the mean");
-    EXPECT_ERROR(step({}, [&](std::int64_t i) { return run.loss(i).detach(); }),
-                 "depends on no trained parameter, or was detached");
+    const auto returns = [&](const std::function<at::Tensor(const at::Tensor&)>& change) {
+      return
+          [&step, &run, change] { step({}, [&](std::int64_t i) { return change(run.loss(i)); }); };
+    };
+    const auto meta = [](const at::Tensor& x) { return x.to(at::kMeta); };
+    expect_refusals({
+        {"accumulate", [&] { step({.accumulate = 0}, loss); }, {"step 1", "accumulate is 0"}},
+        {"batch", [&] { step({.batch = 0}, loss); }, {"batch 0"}},
+        {"no function", [&] { step({}, nullptr); }, {"loss function is empty"}},
+        {"undefined", returns([](auto&) { return at::Tensor(); }), {"micro-batch 0", "undefined"}},
+        {"sizes", returns([](auto& x) { return x.expand({2}); }), {"micro-batch 0", "[2]"}},
+        {"detached", returns([](auto& x) { return x.detach(); }), {"micro-batch 0", "detached"}},
+        {"meta", returns(meta), {"micro-batch 0", "meta device"}},
+    });
     EXPECT_EQ(run.state->step, 0);
+  });
+}
+
+TEST(StepTest, MeanOverTakesADistributedLossWhole) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
+    const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
+    for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
+      // A sum of two equal terms is twice each.
+      const bool sums = placement == Placement(Partial{});
+      const at::Tensor loss =
+          DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
+      const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
+      EXPECT_FALSE(is_distributed(mean) || mean.requires_grad());
+      EXPECT_EQ(mean.item<double>(), sums ? 3.0 : 1.5) << rank.rank();
+    }
+    expect_refusals({
+        {"undefined", [&] { training::mean_over({}, mesh["dp"]); }, {"mean_over", "undefined"}},
+        {"sizes", [&] { training::mean_over(at::ones({2}), mesh["dp"]); }, {"mean_over", "[2]"}},
+        {"meta",
+         [&] { training::mean_over(at::ones({}, at::device(at::kMeta)), mesh["dp"]); },
+         {"mean_over", "meta device"}},
+    });
   });
 }
 

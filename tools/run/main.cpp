@@ -1,81 +1,448 @@
-// tessera-run: starts the ranks of a job on this node and ends them together.
-// The exit code is the job's; as in a shell, 127 or 126 if the program cannot be run; 2 if the
-// command line is wrong or the launcher itself fails.
+// tessera-run: starts the ranks of a job on this machine and ends them together. One thread waits
+// in poll() alone, so that it sees the end of a rank at once even if its output's reader is slow.
 
-#include <exception>
+#include <fcntl.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
-#include <string>
+#include <map>
+#include <optional>
 #include <utility>
 
-#include "meeting.h"
-#include "options.h"
-#include "process/file_descriptor.h"
-#include "process/rank_logs.h"
-#include "process/rank_process.h"
-#include "rendezvous.h"
-#include "supervisor.h"
+#include "tessera/core/error.h"
 #include "tessera/core/flight.h"
+#include "tessera/core/process.h"
 
+namespace tessera::run {
 namespace {
 
-namespace run = tessera::run;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+constexpr auto kTermTime = 1000ms;   ///< from SIGTERM to SIGKILL after a failure
+constexpr auto kSignalPoll = 100ms;  ///< between looks whether a rank handles a signal by now
+constexpr auto kNever = Clock::time_point::max();
+constexpr std::size_t kLongestLine = 64 << 10;  ///< a longer line becomes several
+constexpr std::size_t kFull = 1 << 20;          ///< bytes for a slow reader; then the ranks wait
+constexpr auto kHelp =
+    R"(Usage: tessera-run --nproc N [OPTIONS] [--] PROGRAM ARGS...
+       tessera-run --explain DIR
+  --nproc N       number of ranks (1)
+  --timeout S     seconds until a collective gives up on a rank (TESSERA_TIMEOUT, or 600)
+  --watchdog S    seconds until a rank reports a long wait; 0: never (TESSERA_WATCHDOG, or 30)
+  --grace S       seconds that ranks get to end after SIGTERM or Ctrl-C, before SIGKILL (5)
+  --run-dir DIR   folder of the ranks' flight records (TESSERA_RUN_DIR, or a temporary folder)
+  --explain DIR   print what the flight records in DIR say, and run nothing
+For several nodes or restarts use torchrun, srun or mpirun: programs read their variables.
+)";
 
-// As the launchers agree on it, where they do.
-run::Meeting take_part(run::Options& options, int restart) {
-  run::Meeting meeting = run::meet(options, restart);
-  if (meeting.nnodes < options.nnodes && meeting.node_rank == 0) {
-    std::cerr << "tessera-run: starting with " << meeting.nnodes << " of " << options.nnodes
-              << " nodes\n";
-  }
-  options.nnodes = meeting.nnodes;
-  options.node_rank = meeting.node_rank;
-  options.round = meeting.round;
-  return meeting;
+void check_errno(bool ok, const std::string& what) {
+  TESSERA_CHECK(ok, what, ": ", strerror(errno));
 }
 
-// Each time with new ranks, port and token.
-int run_job(const run::Options& options) {
-  run::wait_for_host(options);
-  const run::LogFolder logs(options);
-  if (!logs.path().empty()) {
-    std::cerr << "tessera-run: what the ranks print is written to " << logs.path() << '\n';
+/// An output of the launcher.
+struct Sink {
+  int fd;
+  std::string pending = {};
+  int error = 0;
+
+  void flush() {
+    for (pollfd ready{fd, POLLOUT, 0}; !pending.empty() && poll(&ready, 1, 0) > 0;) {
+      // A pipe that is ready takes PIPE_BUF bytes without blocking.
+      const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;  // 0: there is no newline
+      const auto written =
+          write(fd, pending.data(), size ? size : std::min<std::size_t>(pending.size(), PIPE_BUF));
+      if (written < 0 && errno != EINTR && errno != EAGAIN) {
+        error = errno;
+        pending.clear();
+      }
+      pending.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+    }
   }
-  for (int restart = 0;; ++restart) {
-    run::Options start = options;
-    run::Meeting meeting;
-    if (run::meets(options)) {
-      meeting = take_part(start, restart);
+};
+
+/// A pipe from a rank, whose lines go to a sink.
+struct Source {
+  int fd = -1;
+  Sink* sink = nullptr;
+  std::string prefix = {};
+  std::string line = {};  ///< the part after the last newline
+
+  void read_available(std::size_t full = kFull) {
+    for (char buffer[16 << 10]; fd >= 0 && sink->pending.size() < full;) {
+      const auto size = read(fd, buffer, sizeof buffer);
+      if (size < 0 && errno == EAGAIN) {
+        return;
+      }
+      if (size <= 0) {
+        close(std::exchange(fd, -1));
+      }
+      for (ssize_t at = 0; at < size; ++at) {
+        if (buffer[at] == '\n' || line.size() == kLongestLine) {
+          end_line();
+        }
+        line.append(buffer[at] == '\n' ? 0 : 1, buffer[at]);
+      }
     }
-    const auto outcome = run::Supervisor(start, logs, restart, std::move(meeting)).run();
-    if (!outcome.failed || options.restarts == 0) {
-      return outcome.code;
-    }
-    if (restart == options.restarts) {
-      std::cerr << "tessera-run: no restart of " << options.restarts << " is left\n";
-      return outcome.code;
-    }
-    std::cerr << "tessera-run: starting the job again (restart " << restart + 1 << " of "
-              << options.restarts << ")\n";
   }
+  void read_rest() {
+    read_available(std::string::npos);
+    if (!line.empty()) {
+      end_line();
+    }
+  }
+  void end_line() { sink->pending += prefix + std::exchange(line, {}) + "\n"; }
+};
+
+struct Rank {
+  int number = 0;
+  pid_t pid = -1;
+  Source out, err;
+  std::vector<int> signals = {};   ///< that the rank does not handle yet
+  std::optional<int> status = {};  ///< of waitpid()
+
+  bool stopped() const { return status && *status == W_EXITCODE(kStoppedExitCode, 0); }
+  bool failed() const { return status && *status != 0 && !stopped(); }
+  bool killed() const { return WIFSIGNALED(*status); }
+  int exit_code() const { return killed() ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status); }
+  std::string end() const {
+    return !killed() ? detail::concat("exited with code ", WEXITSTATUS(*status))
+                     : detail::concat("was killed by SIG", sigabbrev_np(WTERMSIG(*status)), " (",
+                                      strsignal(WTERMSIG(*status)), ")");
+  }
+  /// Without a handler SIGUSR1 would kill the process.
+  bool handles(int signal) const {
+    std::ifstream file(detail::concat("/proc/", pid, "/status"));
+    std::string line;
+    while (std::getline(file, line) && !line.starts_with("SigCgt:")) {
+    }
+    return line.size() > 7 && (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+};
+
+class Job {
+ public:
+  Job(int nproc, double grace, char** program)
+      : nproc_(nproc),
+        grace_(std::llround(grace * 1000)),
+        folder_(getenv("TESSERA_RUN_DIR")),
+        is_temporary_(folder_.empty()),
+        program_(program) {
+    if (is_temporary_) {
+      folder_ = (fs::temp_directory_path() / "tessera-run-XXXXXX").string();
+      check_errno(mkdtemp(folder_.data()) != nullptr, "cannot make " + folder_ + "; use --run-dir");
+    }
+    fs::create_directories(folder_ = fs::absolute(folder_).string());
+  }
+
+  ~Job() {
+    signal_ranks(SIGKILL);
+    if (std::error_code ignored; is_temporary_) {
+      fs::remove_all(folder_, ignored);
+    }
+  }
+
+  int run() {
+    take_over_signals();
+    start_ranks();
+    while (any_runs()) {
+      wait_for_events();
+      take_signals();
+      for (Rank& rank : ranks_) {
+        rank.out.read_available();
+        rank.err.read_available();
+        reap(rank);
+      }
+      advance();
+      out_.flush();
+      err_.flush();
+    }
+    return finish();
+  }
+
+ private:
+  void take_over_signals() {
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL);  // if a parent ignored it, the kernel would drop the exit codes
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int number : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+      struct sigaction now {};
+      sigaction(number, nullptr, &now);
+      if (now.sa_handler != SIG_IGN) {  // as nohup sets it
+        sigaddset(&set, number);
+      }
+    }
+    sigprocmask(SIG_BLOCK, &set, &mask_before_);
+    signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  }
+
+  void start_ranks() {
+    // A bound socket, so that no other process can take the port before rank 0's store uses it.
+    const int store = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {}};
+    socklen_t size = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    check_errno(bind(store, any, size) == 0 && listen(store, SOMAXCONN) == 0 &&
+                    getsockname(store, any, &size) == 0,
+                "cannot listen on 127.0.0.1");
+
+    for (int rank = 0; rank < nproc_; ++rank) {
+      int out[2], err[2];
+      check_errno(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0, "cannot make a pipe");
+      const pid_t pid = fork();
+      check_errno(pid >= 0, "cannot start a process");
+      if (pid == 0) {
+        become(rank, store, ntohs(address.sin_port), out[1], err[1]);
+      }
+      setpgid(pid, pid);  // as the child does, whichever comes first
+      close(out[1]);
+      close(err[1]);
+      fcntl(out[0], F_SETFL, O_NONBLOCK);
+      fcntl(err[0], F_SETFL, O_NONBLOCK);
+      const std::string prefix = detail::concat("[rank ", rank, "] ");
+      ranks_.push_back({rank, pid, {out[0], &out_, prefix}, {err[0], &err_, prefix}});
+    }
+    close(store);
+  }
+
+  /// The child after fork. It may allocate: the launcher has one thread.
+  [[noreturn]] void become(int rank, int store, int port, int out, int err) {
+    setpgid(0, 0);  // the rank and what it starts are one process group
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const auto set = [](const char* name, const auto& value) {
+      setenv(name, detail::concat(value).c_str(), 1);
+    };
+    set("RANK", rank);
+    set("LOCAL_RANK", rank);
+    set("WORLD_SIZE", nproc_);
+    set("LOCAL_WORLD_SIZE", nproc_);
+    set("MASTER_ADDR", "127.0.0.1");
+    set("MASTER_PORT", port);
+    set("TESSERA_RUN_DIR", folder_);
+    set("TESSERA_JOB_TOKEN", getppid());
+    cpu_set_t cores;
+    const int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+    if (const char* threads = getenv("OMP_NUM_THREADS"); threads == nullptr || *threads == '\0') {
+      set("OMP_NUM_THREADS", std::max(1, count / nproc_));
+    }
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // the launcher may be a rank of another job
+    unsetenv("TORCHELASTIC_RESTART_COUNT");
+    set("TESSERA_STORE_FD", rank == 0 ? std::to_string(store) : "");
+    if (rank == 0) {
+      fcntl(store, F_SETFD, 0);
+    } else {
+      dup2(out, STDOUT_FILENO);
+    }
+    if (rank != 0 || isatty(STDIN_FILENO)) {  // a background process group cannot read a terminal
+      dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
+    }
+    dup2(err, STDERR_FILENO);
+    signal(SIGPIPE, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+    execvp(program_[0], program_);
+    const int code = errno == ENOENT ? 127 : 126;  // as a shell
+    dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
+            strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
+                                                : "");
+    _exit(code);
+  }
+
+  void wait_for_events() const {
+    std::vector<pollfd> waits{{signals_, POLLIN, 0}};  // poll() ignores negative descriptors
+    Clock::time_point next = deadline_;
+    for (const Rank& rank : ranks_) {
+      waits.push_back({out_.pending.size() < kFull ? rank.out.fd : -1, POLLIN, 0});
+      waits.push_back({err_.pending.size() < kFull ? rank.err.fd : -1, POLLIN, 0});
+      next = rank.signals.empty() ? next : std::min(next, Clock::now() + kSignalPoll);
+    }
+    for (const Sink* sink : {&out_, &err_}) {
+      waits.push_back({sink->pending.empty() ? -1 : sink->fd, POLLOUT, 0});
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
+    poll(waits.data(), waits.size(), next == kNever ? -1 : static_cast<int>(std::max(0L, left)));
+  }
+
+  void take_signals() {
+    for (signalfd_siginfo info{}; read(signals_, &info, sizeof info) == sizeof info;) {
+      const int number = static_cast<int>(info.ssi_signo);
+      if (number == SIGUSR1 || number == SIGUSR2) {
+        std::ranges::for_each(ranks_, [&](Rank& rank) { rank.signals.push_back(number); });
+      } else if (number != SIGCHLD) {
+        stop(number);
+      }
+    }
+    for (Rank& rank : ranks_) {
+      std::erase_if(rank.signals, [&](int number) {
+        return rank.status || (rank.handles(number) && kill(rank.pid, number) == 0);
+      });
+    }
+  }
+
+  void stop(int signal) {
+    if (std::exchange(stop_signal_, signal) == 0) {
+      say(detail::concat("got SIG", sigabbrev_np(signal), ", ending the job"));
+      end_ranks(signal, grace_);
+    } else {
+      end_ranks(SIGKILL);
+    }
+  }
+
+  void reap(Rank& rank) {
+    int status = 0;
+    if (rank.status || waitpid(rank.pid, &status, WNOHANG) <= 0) {
+      return;
+    }
+    rank.status = status;
+    kill(-rank.pid, SIGKILL);  // processes that the rank left behind keep the group's number in use
+    if (rank.failed() && !is_ending_) {
+      failed_.push_back(&rank);
+    }
+  }
+
+  /// The next step is SIGKILL, after `time`.
+  void end_ranks(int signal, Clock::duration time = {}) {
+    signal_ranks(signal);
+    is_ending_ = true;
+    deadline_ = signal == SIGKILL ? kNever : Clock::now() + time;
+  }
+
+  void advance() {
+    if (Clock::now() >= deadline_) {
+      say("killing the ranks that have not ended");
+      end_ranks(SIGKILL);
+    } else if (!failed_.empty() && !is_ending_) {
+      // If several have ended since the last look, the killed one is the cause.
+      std::ranges::stable_partition(failed_, &Rank::killed);
+      Rank& cause = *failed_.front();
+      cause.err.read_rest();
+      say(detail::concat("rank ", cause.number, " (pid ", cause.pid, ") ", cause.end(),
+                         any_runs() ? "; ending the other ranks" : ""));
+      end_ranks(SIGTERM, kTermTime);
+    }
+  }
+
+  int finish() {
+    std::ranges::for_each(ranks_, [](Rank& rank) { rank.out.read_rest(), rank.err.read_rest(); });
+    if (!failed_.empty() && !fs::is_empty(folder_)) {
+      is_temporary_ = false;
+      say("what the ranks did last: tessera-run --explain " + folder_);
+    }
+    for (Sink* sink : {&out_, &err_}) {
+      for (const int before = stop_signal_; !sink->pending.empty() && stop_signal_ == before;) {
+        wait_for_events();
+        take_signals();  // a signal ends the wait for a slow reader
+        sink->flush();
+      }
+    }
+    const bool any_failed = std::ranges::any_of(ranks_, &Rank::failed);
+    const bool any_stopped = std::ranges::any_of(ranks_, &Rank::stopped);
+    return any_stopped && !any_failed               ? kStoppedExitCode
+           : stop_signal_ != 0                      ? 128 + stop_signal_
+           : !failed_.empty()                       ? failed_.front()->exit_code()
+           : out_.error != 0 && out_.error != EPIPE ? 1  // a full disk, for example
+                                                    : 0;
+  }
+
+  void signal_ranks(int signal) const {
+    for (const Rank& rank : ranks_) {
+      if (!rank.status) {
+        kill(-rank.pid, signal);
+      }
+    }
+  }
+  bool any_runs() const {
+    return std::ranges::any_of(ranks_, [](const Rank& rank) { return !rank.status; });
+  }
+  void say(const std::string& text) { err_.pending += "tessera-run: " + text + "\n"; }
+
+  const int nproc_;
+  const std::chrono::milliseconds grace_;
+  std::string folder_;  ///< of the flight records
+  bool is_temporary_;   ///< the folder is removed at the end
+  char** const program_;
+  Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
+  sigset_t mask_before_{};
+  int signals_ = -1, stop_signal_ = 0;
+  std::deque<Rank> ranks_;     ///< the addresses stay
+  std::vector<Rank*> failed_;  ///< before all were told to end, by the time of their ends
+  bool is_ending_ = false;
+  Clock::time_point deadline_ = kNever;
+};
+
+int run(int argc, char** argv) {
+  std::map<std::string, std::string> given{{"--nproc", "1"},  {"--grace", "5"},
+                                           {"--timeout", ""}, {"--watchdog", ""},
+                                           {"--explain", ""}, {"--run-dir", ""}};
+  int next = 1;
+  for (; next < argc && argv[next][0] == '-' && std::string(argv[next]) != "--"; ++next) {
+    const std::string word = argv[next];
+    if (word == "--help" || word == "-h") {
+      std::cout << kHelp;
+      return 0;
+    }
+    const std::string name = word.substr(0, word.find('='));
+    TESSERA_CHECK(given.contains(name), "there is no option ", name, "; tessera-run --help lists ",
+                  "all. For several nodes or restarts use torchrun, srun or mpirun");
+    const bool is_next = name.size() == word.size();
+    TESSERA_CHECK(!is_next || next + 1 < argc, name, " needs a value");
+    given[name] = is_next ? argv[++next] : word.substr(name.size() + 1);
+    TESSERA_CHECK(!given[name].empty(), name, " has an empty value");
+  }
+  if (!given["--explain"].empty()) {
+    for (const std::string& line : flight::explain_records(given["--explain"])) {
+      std::cout << line << '\n';
+    }
+    return 0;
+  }
+  next += next < argc && std::string(argv[next]) == "--" ? 1 : 0;
+  TESSERA_CHECK(next < argc && *argv[next] != '\0',
+                "no program was given: tessera-run --nproc N PROGRAM ARGS...");
+  const auto number = [&](const char* name, double least, double most) {
+    char* end = nullptr;
+    const double value = given[name].empty() ? least : std::strtod(given[name].c_str(), &end);
+    TESSERA_CHECK(end == nullptr || (*end == '\0' && value >= least && value <= most), name, " ",
+                  given[name], " is not a number from ", least, " to ", most);
+    return value;
+  };
+  number("--timeout", 0.001, 1e6);  // the limits of the ranks, too
+  number("--watchdog", 0, 1e6);
+  for (const auto& [name, variable] :
+       {std::pair("--timeout", "TESSERA_TIMEOUT"), std::pair("--watchdog", "TESSERA_WATCHDOG"),
+        std::pair("--run-dir", "TESSERA_RUN_DIR")}) {
+    setenv(variable, given[name].c_str(), given[name].empty() ? 0 : 1);
+  }
+  return Job(static_cast<int>(number("--nproc", 1, 4096)), number("--grace", 0, 1e6), argv + next)
+      .run();
 }
 
 }  // namespace
+}  // namespace tessera::run
 
 int main(int argc, char** argv) {
-  run::fill_standard_streams();
-  try {
-    // Nothing after --help, which has been printed.
-    const auto options = run::parse_options(argc, argv);
-    if (options && !options->explain.empty()) {
-      for (const std::string& line : tessera::flight::explain_records(options->explain)) {
-        std::cout << line << '\n';
-      }
-      return 0;
+  // A closed standard stream would be the next pipe that is opened. open() takes the lowest number.
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) < 0) {
+      [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);
     }
-    return options ? run_job(*options) : 0;
-  } catch (const run::CannotExecute& error) {
-    std::cerr << "tessera-run: " << error.what() << '\n';
-    return error.exit_code();
+  }
+  try {
+    return tessera::run::run(argc, argv);
   } catch (const std::exception& error) {
     std::cerr << "tessera-run: " << error.what() << '\n';
     return 2;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/config_file.h"
 #include "tessera/core/error.h"
 
 namespace llama {
@@ -101,7 +100,7 @@ void check_consistent(const GenerateOptions& o) {
   TESSERA_CHECK(measures || has_prompt,
                 "no prompt given; pass --prompt TEXT, --prompts FILE or --perplexity FILE");
   TESSERA_CHECK(!measures || !has_prompt,
-                "--perplexity is given beside a prompt; pass one of them");
+                "--perplexity and a prompt are both given; pass one of them");
   TESSERA_CHECK(o.prompt.empty() || o.prompts.empty(),
                 "--prompt and --prompts are both given; pass one of them");
   TESSERA_CHECK(std::ranges::none_of(o.prompt, &std::string::empty),

@@ -1,28 +1,85 @@
-// Continues texts with a model in Hugging Face's form, on one rank or on several that share it by
-// tensor parallelism, or measures how well it predicts a text. All ranks compute; rank 0 chooses
-// the tokens and prints.
+// llama_generate: continues texts, or gives the perplexity of one.
 
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <utility>
 
 #include "examples/llama/cli.h"
 #include "examples/llama/generate/generate.h"
 #include "examples/llama/generate/generate_options.h"
-#include "examples/llama/generate/load_model.h"
-#include "examples/llama/generate/perplexity.h"
-#include "examples/llama/generate/prompts.h"
-#include "examples/llama/generate/texts.h"
-#include "examples/llama/same_start.h"
+#include "examples/llama/start.h"
+#include "tessera/comm/world.h"
 #include "tessera/data/text.h"
 #include "tessera/kernels/fused.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/freeze.h"
 #include "tessera/tessera.hpp"
+
+namespace llama {
+
+/// The mesh ("tp") of a run. Throws tessera::Error if --tp is not the number of ranks that the
+/// launcher has started.
+tessera::DeviceMesh make_generation_mesh(const GenerateOptions& options,
+                                         const tessera::comm::WorldPtr& world);
+
+/// The weights of options.model in the type options.dtype, each rank's part of them alone: no rank
+/// ever holds more. `positions`: that the rotary tables cover. Logits are whole on every rank, or
+/// with `split_logits` split over the vocabulary, for the loss. Collective.
+std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
+                                  std::int64_t positions, const tessera::DeviceMesh& mesh,
+                                  bool split_logits);
+
+using namespace tessera;
+
+DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& world) {
+  TESSERA_CHECK(o.tp == world->size(), "--tp ", o.tp, " is ", o.tp, o.tp == 1 ? " rank" : " ranks",
+                ", but ", world->size(), world->size() == 1 ? " is" : " are", " running; start ",
+                o.tp, " (tessera-run --nproc ", o.tp, ") or change --tp");
+  return init_device_mesh(world, {o.tp}, {"tp"});
+}
+
+namespace {
+
+/// Generation has no backward. Before the freeze one forward has gradients: in its graph the
+/// parallel styles find what the plan does not cover.
+void check_plan_and_freeze(Llama& model, const c10::Device& device) {
+  const c10::AutoGradMode gradients(true);
+  model(at::zeros({1, 1}, at::TensorOptions(c10::kLong).device(device)));
+  nn::freeze(model, {"**"});
+}
+
+}  // namespace
+
+std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
+                                  std::int64_t positions, const DeviceMesh& mesh,
+                                  bool split_logits) {
+  std::shared_ptr<Llama> model;
+  {
+    const nn::MetaDevice meta;
+    model = std::make_shared<Llama>(config, positions);
+  }
+  model->to(scalar_type(options.dtype));
+  apply_tensor_parallel(*model, mesh, {.sequence_parallel = false, .loss_parallel = split_logits});
+  nn::to_empty(*model, c10::Device(options.device));
+  // The rotary tables are computed; files do not have them.
+  nn::init_buffers(*model);
+  checkpoint::load_hugging_face(*model, *mesh.world(), options.model);
+  nn::check_initialized(*model);
+  model->eval();
+  check_plan_and_freeze(*model, options.device);
+  return model;
+}
+
+}  // namespace llama
 
 namespace {
 

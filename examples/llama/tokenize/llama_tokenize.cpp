@@ -13,12 +13,9 @@
 #include <utility>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/models.h"
-#include "examples/llama/texts/document_reader.h"
-#include "examples/llama/texts/input_files.h"
-#include "examples/llama/tokenize/output_lock.h"
-#include "examples/llama/tokenize/piece_encoder.h"
-#include "examples/llama/tokenize/shard_set.h"
+#include "examples/llama/start.h"
+#include "examples/llama/texts/texts.h"
+#include "examples/llama/tokenize/shards.h"
 #include "examples/llama/tokenize/tokenize_options.h"
 #include "tessera/core/error.h"
 

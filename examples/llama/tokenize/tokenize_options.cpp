@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/named_files.h"
 #include "tessera/core/error.h"
 
 namespace llama {

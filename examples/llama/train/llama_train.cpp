@@ -9,18 +9,12 @@
 #include <optional>
 #include <string>
 
-#include "examples/llama/same_start.h"
-#include "examples/llama/train/checkpoint_entries.h"
-#include "examples/llama/train/llama_run.h"
-#include "examples/llama/train/run_outputs.h"
-#include "examples/llama/train/setup.h"
-#include "examples/llama/train/train.h"
+#include "examples/llama/start.h"
+#include "examples/llama/train/run.h"
 #include "tessera/core/process.h"
 #include "tessera/training/checkpointer.h"
-#include "tessera/training/evaluation.h"
-#include "tessera/training/metric_log.h"
 #include "tessera/training/recording.h"
-#include "tessera/training/stop.h"
+#include "tessera/training/step.h"
 
 namespace llama {
 
@@ -80,11 +74,11 @@ struct RunParts {
   training::Checkpointer& checkpoints;
   training::MetricLog& log;
   const StopSignals* signals;
-  nlohmann::json entries;               ///< what checkpoints say beside tensors
+  nlohmann::json entries;               ///< what checkpoints store besides tensors
   std::optional<double> held_out = {};  ///< loss, of the weights as the last step left them
 };
 
-/// Whether a signal has come on any rank, said once in the log. Collective.
+/// Whether any rank got a signal, which the log names once. Collective.
 bool stop_if_asked(const RunParts& parts) {
   const bool stopped = parts.signals != nullptr &&
                        training::stop_requested(parts.signals->received(), parts.run.mesh);
@@ -129,7 +123,7 @@ void save_if_due(RunParts& parts, bool stopped) {
   }
 }
 
-/// The steps that are left. False if it was asked to stop.
+/// The remaining steps. False if a signal stopped them.
 bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
@@ -149,7 +143,7 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   return !stopped;
 }
 
-/// False if it was asked to stop.
+/// False if a signal stopped it.
 bool evaluate_at_end(RunParts& parts) {
   if (parts.run.data.eval_loader == nullptr) {
     return true;

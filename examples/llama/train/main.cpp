@@ -8,8 +8,7 @@
 
 #include "examples/llama/cli.h"
 #include "examples/llama/train/print_plan.h"
-#include "examples/llama/train/setup.h"
-#include "examples/llama/train/train.h"
+#include "examples/llama/train/run.h"
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/kernels/fused.h"
@@ -23,7 +22,7 @@ int train(std::vector<std::string> arguments) {
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // From the start: a signal while ranks meet or load is not lost. To the end, so never deleted:
+  // From the start, so that a signal during start-up is not lost. To the end, so never deleted:
   // one that comes late does not kill a rank that has saved. A run that saves nothing just ends.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty() && options.print_plan.empty()) {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "examples/llama/train/planned_run.h"
+#include "examples/llama/train/run.h"
 #include "tessera/comm/fake_world.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/observe/sharding_table.h"

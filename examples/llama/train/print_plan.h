@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "examples/llama/train/options/train_options.h"
+#include "examples/llama/train/options.h"
 #include "tessera/comm/world.h"
 
 namespace llama {

@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera::files {
 
-/// A file that appears completely or not at all. It is written under a temporary name beside
+/// A file that appears completely or not at all. It is written under a temporary name next to
 /// `path`, made durable by sync(), and renamed by publish(). The destructor removes a file that was
 /// not published; what a killed process left is removed when a process of the same host writes the
 /// same file again. All calls throw Error with the system's reason, and the constructor also for

@@ -17,7 +17,7 @@ namespace tessera {
 /// every process of a job must register the same rules. Not collective. Thread safe. Throws Error
 /// after the operator's first use on a distributed tensor, and for a second rule of one operator. A
 /// rule of an operator that does not exist, or that is made of others (CompositeImplicitAutograd)
-/// and would never be asked for its rule, is an Error at the first call of any operator.
+/// whose rule would never be looked up, is an Error at the first call of any operator.
 ///
 ///   // An elementwise operator: each dimension is one factor, which the output shares.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {

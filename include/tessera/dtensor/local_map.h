@@ -19,8 +19,8 @@ struct LocalMapOptions {
   /// The placements of the gradient that the function makes for each tensor argument (see
   /// to_local). nullopt or empty: those of the argument, Replicate for Partial; but on a mesh
   /// dimension where the argument is replicated and the results are sharded or sums, Partial: each
-  /// rank makes its own term. Must be said of a replicated argument where results differ in that.
-  /// A function that communicates may reduce gradients itself: then say Replicate.
+  /// rank makes its own term. Required for a replicated argument where the results of the ranks
+  /// differ. A function that communicates may reduce gradients itself: then say Replicate.
   std::vector<std::optional<Placements>> in_grad_placements{};
   /// Redistribute arguments that have other placements than in_placements; otherwise they are an
   /// Error.

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/threads.h"
 #include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/threads.h"
 
 TESSERA_API_BEGIN
 namespace tessera {
@@ -47,8 +47,8 @@ class OperatorModeScope {
   detail::IncludeKeys guard_;
 };
 
-/// While it exists, operators of this thread go to no mode. For what a library does beside the
-/// user's computation.
+/// While it exists, operators of this thread go to no mode. For the work that a library does apart
+/// from the user's computation.
 class OperatorModePause {
  public:
   OperatorModePause();

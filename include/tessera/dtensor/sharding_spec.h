@@ -47,7 +47,7 @@ struct IsDistributed {
 }  // namespace detail
 
 /// is_distributed(tensor): whether a tensor is distributed. An object, so that at::is_distributed,
-/// an unrelated function, is not found beside it; that and x.is_distributed() are false of every
+/// an unrelated function, is not found with it; that and x.is_distributed() are false of every
 /// tensor.
 inline constexpr detail::IsDistributed is_distributed{};
 /// The spec of a distributed tensor. Throws Error for a plain one.

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/streams.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/options.h"
 #include "tessera/mesh/device_mesh.h"
@@ -23,7 +25,7 @@ namespace tessera::fsdp {
 /// gathered in between. Parameters may be on the meta device.
 ///
 /// `mesh`: one dimension, that shards; or two, where the first replicates and the second shards
-/// (HSDP: gradients are also all-reduced over the first; or see shard_over_replicas). Parameters
+/// (HSDP: gradients are also all-reduced over the first). Parameters
 /// are moved to its device. If it is a slice of a larger mesh, parameters that tensor parallelism
 /// has put on another slice become distributed on both.
 ///
@@ -33,7 +35,7 @@ namespace tessera::fsdp {
 /// Not collective. Forward and backward of a unit are collective over `mesh`; one thread at a time
 /// may run them for a root and the units below it. Gradients of parameters that a rank did not use
 /// count as zeros; those that no rank used get none. What happens when, and which calls may follow
-/// which, is in docs/fsdp_states.md. FSDP2's fully_shard. Throws Error, before anything is changed,
+/// which, is in docs/fsdp.md. FSDP2's fully_shard. Throws Error, before anything is changed,
 /// for another mesh, options that contradict each other, a module wrapped already, or a parameter
 /// that cannot be split as asked or is shared with a module outside.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
@@ -50,8 +52,7 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// said of units holds for these too. DDP; FSDP2's replicate.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more dimensions, and for options
-/// that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size,
-/// shard_over_replicas, all_gather_extension.
+/// that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
 /// What a rank's mean over its own `rows` is multiplied by, so that the mean over the ranks of
@@ -86,9 +87,12 @@ std::string unit_name(const nn::ModuleBase& module);
 /// unit 'layers.3'", of units within each other the innermost; "" if neither has begun. Not
 /// collective.
 ///   try { loss_of(batch).backward(); } catch (const c10::Error& error) {
-///     fail(fsdp::under_way(*model), ": ", error.what_without_backtrace());
+///     fail(fsdp::current_unit(*model), ": ", error.what_without_backtrace());
 ///   }
-std::string under_way(const nn::ModuleBase& module);
+std::string current_unit(const nn::ModuleBase& module);
+[[deprecated("use current_unit")]] inline std::string under_way(const nn::ModuleBase& module) {
+  return current_unit(module);
+}
 
 class Unit;
 
@@ -153,16 +157,12 @@ void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recur
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// Under HSDP, false: backward sums gradients over the ranks that shard and keeps the sums, in
 /// reduce_dtype, for the next backward with true, which adds them to its own and sums over the
-/// replicas. Micro-batches may use different parameters. Under shard_over_replicas gradients are
-/// complete at once: false then says only that the step continues.
+/// replicas. Micro-batches may use different parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// False: the reductions of the next backwards may be under way when they return. Gradients are
 /// complete after a later backward with true: until then `.grad` of a parameter whose reduction is
 /// under way can be dropped (zero_grad) but not read. For all micro-batches but the last. `module`:
-/// the root. Under shard_over_replicas, false, here or in the two settings above, says that the
-/// step continues: pieces are kept from one micro-batch to the next, on all ranks as long as no
-/// rank writes to its shards (as autograd's version counters say), and freed after the step's last
-/// backward.
+/// the root.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// False: backward does not gather the unit's parameters, because its gradients do not need them
 /// (an embedding).
@@ -183,6 +183,24 @@ void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = 
 /// that was issued before it, so that it overlaps only if it is begun ahead. Takes effect with each
 /// unit's next gather.
 void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
+
+/// Changes a unit's reduced gradients in place, before they are divided: all of a type together,
+/// flat, in reduce_dtype; on one rank, where nothing is reduced, one by one. Under HSDP they have
+/// been all-reduced. To reduce them further, over a group of the caller's own. It is called where
+/// the reduction runs: the next unit's waits for it.
+using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
+/// FSDP2's set_all_reduce_hook. An empty function removes it.
+///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);
+///   });
+void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
+
+/// The gathers of the next forward wait for `event`, the end of the optimizer's update, instead of
+/// for all that has been issued when it begins. For that forward only. `root`: the root.
+///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
+///   optimizer.step();
+///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));
+/// Throws Error for a module that is not a unit, or whose unit ran as part of another root.
+void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
 /// Units to begin gathering when forward comes to `module`'s. Without it, forward begins to gather
 /// the unit that the root's last forward gathered next, one at a time. Throws Error for a module

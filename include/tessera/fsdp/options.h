@@ -11,7 +11,6 @@
 
 #include "tessera/core/placement.h"
 #include "tessera/export.h"
-#include "tessera/fsdp/all_gather_extension.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 
@@ -71,13 +70,6 @@ struct Options {
   /// so that backward gathers among those only (ZeRO++'s hpZ; FSDP2's reshard_after_forward=n). n
   /// must divide the ranks that shard; 1, or all of them: nothing more than the shard is kept.
   std::int64_t post_forward_mesh_size = 1;
-  /// On a mesh of replicas (HSDP): split shards, gradients and the optimizer's state over all of
-  /// its ranks, not each replica's alone. Parameters are gathered over all ranks once a step; from
-  /// then on each rank keeps, in the type of computation, its piece of what its replica has
-  /// gathered, so that backward and later micro-batches gather within the replica. Gradients are
-  /// reduce-scattered over all ranks, in each micro-batch that reduces. See set_is_last_backward
-  /// for what a step is. Not with post_forward_mesh_size.
-  bool shard_over_replicas = false;
   /// Some ranks may leave this unit out of a forward (a branch, an expert). All ranks then gather
   /// it when the root's forward begins, or when a backward begins for which it was freed, and
   /// reduce it when backward ends, with zeros for what a rank did not use. Without it, a unit that
@@ -88,11 +80,12 @@ struct Options {
   /// unit's mesh, other parts hold other parameters, which norms of gradients count. The sums of
   /// gradients are divided by the ranks of the root's mesh, over which the loss is the mean.
   MeshFunction parameter_mesh{};
-  /// Parameters that are gathered as something else than their values, such as 8-bit numbers.
-  ExtensionFunction all_gather_extension{};
   /// Left as they are: not moved, sharded, gathered, cast or reduced. Parameters and buffers. Also
   /// names trained parameters that are meant to be in no unit, wherever they are in the model.
   std::unordered_set<nn::SlotPtr> ignored{};
+  /// plan_units: the unit may hold frozen and trainable parameters. Otherwise that is an Error:
+  /// frozen ones would be gathered for backward with the others; in a separate unit they are not.
+  bool allow_mixed_frozen = false;
 };
 /// What is not as by default, as C++ would say it: "{.reshard_after_forward = true}". Functions are
 /// named only.

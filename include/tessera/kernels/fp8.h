@@ -26,13 +26,11 @@ struct Fp8Rows {
 /// not changed by a second time. Rows of zeros stay so. A row with a NaN or an infinity, which the
 /// format has not, is NaN, and so is its row of a product.
 Fp8Rows quantize_fp8(const at::Tensor& x);
-/// scales * values, as `type`: exact in fp32 and bf16 (below 2^127). Throws Error for fp16, which
-/// lacks the range; so do the products below.
-at::Tensor dequantize_fp8(const Fp8Rows& rows, c10::ScalarType type);
 
 /// On CUDA at::_scaled_mm with a scale for each row: bf16, both sizes of the weight multiples of 16
 /// and compute capability 8.9 or more, else Error. On other devices the products of the same
-/// values, summed in fp32 (fp64 for fp64) and rounded once.
+/// values, summed in fp32 (fp64 for fp64) and rounded once. Throws Error for fp16, which lacks the
+/// range of the scales.
 
 /// x weight^T: (..., in), (out, in) -> (..., out). Scales for the rows of both.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);

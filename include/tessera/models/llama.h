@@ -1,3 +1,76 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/llama_config.h"
+#include "tessera/models/parallelize.h"
+#include "tessera/nn/causal_attention.h"
+#include "tessera/nn/context_parallel.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+#include "tessera/tensor_parallel/declared_plan.h"
+#include "tessera/tensor_parallel/linear_cross_entropy.h"
+
+TESSERA_API_BEGIN
+// What attention keeps of a text that grows by one token a call.
+
+namespace tessera::models {
+
+/// Keys and values of the positions so far of a batch of texts, in memory that is allocated once,
+/// so that a token costs the same to append however many came before. A model with a sliding window
+/// keeps the last `window` positions only, each in the place of the one that has left the window.
+class KvCache {
+ public:
+  /// The cached keys and values of one layer.
+  struct Layer {
+    at::Tensor keys, values;  ///< (batch, heads, slots, head_dim), or what attention reads of them
+  };
+
+  /// For texts of at most `positions` positions, `padding` included: of text i the first padding[i]
+  /// hold no token, so that texts of different lengths end together. `window`: 0 for none.
+  KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
+
+  /// How many there may be, and how many there are so far.
+  std::int64_t positions() const { return positions_; }
+  std::int64_t tokens() const { return tokens_; }
+  const std::vector<std::int64_t>& padding() const { return padding_; }
+  bool padded() const;
+
+  /// Keeps the keys and values, (batch, heads, tokens, head_dim), of the positions that follow.
+  /// Returns those that the queries of these positions may look at: of a prompt, which comes first,
+  /// its own, else all that are kept.
+  Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
+  /// Says that all layers have appended `count` positions.
+  void advance(std::int64_t count) { tokens_ += count; }
+
+  /// Which of the keys that append() returns for one position the query may see, as a mask of
+  /// (batch, 1, 1, keys); undefined: all of them.
+  at::Tensor mask(c10::Device device) const;
+
+ private:
+  Layer& layer_like(std::size_t layer, const at::Tensor& keys);
+  void write(const at::Tensor& slots, const at::Tensor& values) const;
+
+  std::int64_t positions_, slots_;
+  std::vector<std::int64_t> padding_;
+  std::int64_t tokens_ = 0;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace tessera::models
+
+// Rotary position embedding and its scalings for contexts beyond those of pretraining.
+
+namespace tessera::models {}  // namespace tessera::models
+
 // The decoder family: Llama 1 to 3.3, and Mistral, Qwen 2 and Qwen 3, which differ from it by what
 // LlamaConfig says. The model itself is in src/models/llama.cpp, top to bottom; here is what a
 // program does with it:
@@ -14,27 +87,6 @@
 //   const at::Tensor logits = (*model)(tokens);
 //   const at::Tensor loss = tensor_parallel::cross_entropy(logits, targets);
 
-#pragma once
-
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <memory>
-#include <vector>
-
-#include "tessera/export.h"
-#include "tessera/mesh/device_mesh.h"
-#include "tessera/models/kv_cache.h"
-#include "tessera/models/llama_config.h"
-#include "tessera/models/parallelize.h"
-#include "tessera/nn/causal_attention.h"
-#include "tessera/nn/context_parallel.h"
-#include "tessera/nn/linear.h"
-#include "tessera/nn/module.h"
-#include "tessera/tensor_parallel/declared_plan.h"
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
-
-TESSERA_API_BEGIN
 namespace tessera::models {
 
 /// For the forward() that returns the loss, without the whole logits.

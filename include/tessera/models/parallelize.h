@@ -31,7 +31,7 @@ class DeclaresUnits {
   virtual void set_context_parallel(const DeviceMesh& mesh);
 };
 
-/// The activations of a block that are kept for backward.
+/// The activations of a block that are saved for backward.
 enum class ActivationMemory {
   kAll,      ///< all that backward needs
   kMatmuls,  ///< results of attention and half of the matrix multiplications; recomputes the rest

@@ -51,14 +51,14 @@ struct CheckpointCounts {
   std::atomic<std::int64_t> repacked = 0;        ///< tensors that recomputations made again
   std::atomic<std::int64_t> early_stops = 0;     ///< recomputations that did not run to the end
   // With an operator policy:
-  std::atomic<std::int64_t> kept_operators = 0;        ///< calls in forward whose results were kept
-  std::atomic<std::int64_t> replayed_operators = 0;    ///< calls that got those results instead
+  std::atomic<std::int64_t> kept_operators = 0;      ///< calls in forward whose results were saved
+  std::atomic<std::int64_t> replayed_operators = 0;  ///< calls that got those results instead
   std::atomic<std::int64_t> recomputed_operators = 0;  ///< calls that ran again
 };
 
 /// What a checkpointed region keeps, and what it checks when it is recomputed.
 struct CheckpointOptions {
-  /// Which operators' results are kept (selective checkpointing). None: no operator's.
+  /// Which operators' results are saved (selective checkpointing). None: no operator's.
   OperatorPolicy policy{};
   /// End a recomputation once it has made the last tensor that backward needs.
   bool early_stop = true;
@@ -105,7 +105,7 @@ class CheckpointedRegionScope {
 
 /// Activation checkpointing (Chen et al. 2016) as in PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns its result. Of the tensors that autograd would keep for backward,
-/// only the inputs are kept. When backward first needs another one, fn runs again, with the random
+/// only the inputs are saved. When backward first needs another one, fn runs again, with the random
 /// numbers, autocast, strict scope and batch part of its forward. Regions may nest, and backward
 /// may run several times.
 ///
@@ -115,7 +115,7 @@ class CheckpointedRegionScope {
 /// that end before backward. inputs: copied; their tensors, as visit_tensors finds them, must not
 /// be modified in place before backward. Collective if fn is: recomputation repeats its
 /// collectives, in the same order on every rank. Backward throws Error if the recomputation saves
-/// other tensors than forward did, or if an input or a kept result was modified in between. Throws
+/// other tensors than forward did, or if an input or a saved result was modified in between. Throws
 /// Error in a process with another autograd engine than libtorch's (Python's).
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>

@@ -111,7 +111,7 @@ class Hooked : public Module<Hooked<Holder>>,
     init.fill(*this, initializers_);
     detail::reset_adopted(*held_, *this, init);
   }
-  /// Sets the mode of the held module, too.
+  /// Also sets the mode of the adopted module.
   void train(bool on = true) override {
     Module<Hooked>::train(on);
     held_->train(on);

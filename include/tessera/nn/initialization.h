@@ -73,7 +73,7 @@ void to_empty(ModuleBase& module, c10::Device device);
 /// collective. Throws Error if a parameter or buffer is left that no module filled.
 void init_weights(ModuleBase& module, std::uint64_t seed);
 /// The same, but leaves alone parameters and persistent buffers that have values: for what a load
-/// has not filled, such as adapters (apply_lora) beside the weights of a file.
+/// has not filled, such as adapters (apply_lora) of a model that was loaded.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
 /// Makes buffers as init_weights does, and leaves alone parameters and the persistent buffers that
 /// have been filled: for a model whose parameters are loaded. Not collective.

@@ -9,7 +9,7 @@
 
 #include "tessera/export.h"
 #include "tessera/nn/detail/deferred_bias.h"
-#include "tessera/nn/detail/linear_products.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN

@@ -35,7 +35,7 @@ struct LoraBranch {
   at::Tensor term(const at::Tensor& x, bool training) const;
 };
 
-/// Low-rank adapters (Hu et al. 2021) beside the Linears that the options name. Freezes all other
+/// Low-rank adapters (Hu et al. 2021) of the Linears that the options name. Freezes all other
 /// parameters of `module`. To be called before parallelize_module and fully_shard, which then shard
 /// the adapters as the weights that these belong to: for a column-wise Linear B's rows
 /// are split and A is replicated, for a row-wise one A's columns are split and B is replicated.

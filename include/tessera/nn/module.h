@@ -54,6 +54,11 @@ struct RunningCall {
 using TensorList = std::span<at::Tensor* const>;
 /// Sees a module's call: the module, and the tensors of its arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
+/// Which calls of a module a hook runs around.
+enum class HookedCalls : std::uint8_t {
+  kForward,
+  kEveryMethod,  ///< forward, and other methods that Module::call_method calls
+};
 /// Names (or FQNs) and slots, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
@@ -69,12 +74,12 @@ class ModuleBase : public torch::nn::Module {
   ~ModuleBase() override;
 
   /// Runs before forward with the tensors of its arguments, in order of registration.
-  void add_forward_pre_hook(Hook hook) { hooks_.before.push_back(std::move(hook)); }
+  void add_forward_pre_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
   /// Runs after forward with the tensors of its result, in order of registration.
-  void add_forward_hook(Hook hook) { hooks_.after.push_back(std::move(hook)); }
+  void add_forward_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
   /// Runs last, also if forward or a hook throws, in the reverse order of registration: what hooks
   /// began ends from the inside out. Must not throw.
-  void add_always_hook(std::function<void()> hook) { hooks_.always.push_back(std::move(hook)); }
+  void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
   /// Makes every call a checkpoint() of forward together with the hooks added so far (TP's), which
   /// recomputation repeats. Hooks added later (FSDP's) stay outside and run once. Throws Error at
@@ -134,8 +139,9 @@ class ModuleBase : public torch::nn::Module {
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
   /// A parameter with the values of `tensor`, whose memory it shares.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// A parameter held in a tensor member, which is updated at every swap:
+  /// A parameter in a tensor member, which is updated at every swap:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
+  /// Calls and walks throw Error if the member was assigned another tensor since.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
   /// A buffer, which moves with the module. Checkpoints hold it as they hold parameters, unless it
   /// is not persistent: one that reset_parameters makes again, as a table of a formula's values.
@@ -150,6 +156,8 @@ class ModuleBase : public torch::nn::Module {
   };
   /// The hooks outside the checkpointed region, and those inside it.
   Hooks& hooks() { return hooks_; }
+  /// Those of HookedCalls::kEveryMethod.
+  Hooks& method_hooks() { return method_hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
@@ -162,6 +170,10 @@ class ModuleBase : public torch::nn::Module {
   /// For exception handlers: rethrows the current exception. An Error, or an exception of libtorch,
   /// then names this module and its FSDP unit, unless a module inside has added its name before.
   [[noreturn]] void rethrow_named() const;
+  /// For a call that returned a tensor on the meta device. Throws Error unless an input was on it:
+  /// then forward has read a tensor that its constructor kept.
+  void check_meta_inputs(TensorList inputs) const;
+  static bool has_meta(TensorList tensors);
   /// Whether fqn() is known, after the module of the outermost call has named its tree.
   bool is_in_a_tree() const;
 
@@ -175,6 +187,7 @@ class ModuleBase : public torch::nn::Module {
     CallScope(const CallScope&) = delete;
     CallScope& operator=(const CallScope&) = delete;
     ~CallScope();
+    bool is_outermost() const { return call_.outer == nullptr; }
 
    private:
     detail::RunningCall call_;
@@ -200,12 +213,13 @@ class ModuleBase : public torch::nn::Module {
  private:
   friend class ParameterSlot;
   friend class AdoptedModule;
-  /// Puts the tensor of a slot where forward reads it, beside the slot.
+  /// Copies the tensor of a slot to the member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
   /// What follows a swap: the handles of a parameter, a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< empty: nothing else
+    Follow follow;               ///< empty: nothing else
+    const at::Tensor* member{};  ///< bind_slot: must be the tensor in the slot
   };
 
   struct Checkpointed {
@@ -222,12 +236,14 @@ class ModuleBase : public torch::nn::Module {
   void note_names_of_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
+  void check_members(const std::string& fqn) const;
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
-  std::vector<Binding> bindings_;  // beside slots_
+  std::vector<Binding> bindings_;  // one for each of slots_
   NamedSlots buffer_slots_;
   Hooks hooks_;
+  Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
   mutable std::optional<std::string> fqn_;  ///< a walk finds it, which changes nothing else
@@ -256,7 +272,28 @@ class Module : public ModuleBase {
     const CallScope call(*this);
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
     try {
-      return call_either(arguments);
+      if constexpr (std::is_void_v<decltype(call_either(arguments))>) {
+        call_either(arguments);
+      } else {
+        auto result = call_either(arguments);
+        if (call.is_outermost() && has_meta(collect_tensors(result))) {
+          this->check_meta_inputs(collect_tensors(arguments));
+        }
+        return result;
+      }
+    } catch (...) {
+      this->rethrow_named();
+    }
+  }
+
+  /// Calls `method(arguments...)`, which calls a method of this module, with the hooks of
+  /// HookedCalls::kEveryMethod. Arguments are copied. fsdp::register_forward_method uses this.
+  template <class Method, class... Args>
+  auto call_method(const Method& method, Args&&... args) {
+    const CallScope call(*this);
+    std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
+    try {
+      return call_hooked(method_hooks(), method, arguments);
     } catch (...) {
       this->rethrow_named();
     }
@@ -328,9 +365,9 @@ class Module : public ModuleBase {
 };
 
 /// Throws Error, naming the first ones, if the storage of parameters or buffers was never filled,
-/// or if they have none (meta device). The outermost call of a module checks this too. `asked`: the
-/// caller, for messages.
-void check_initialized(const ModuleBase& module, const std::string& asked = "check_initialized");
+/// or if they have none (meta device). The outermost call of a module checks this too. `caller`:
+/// the caller, for messages.
+void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -146,6 +146,12 @@ class Parameter {
   /// No parameter: reads as an undefined tensor.
   Parameter() = default;
   explicit Parameter(SlotPtr slot) : slot_(std::make_shared<SlotPtr>(std::move(slot))) {}
+  Parameter(const Parameter&) = default;
+  Parameter(Parameter&&) = default;
+  Parameter& operator=(Parameter&&) = default;
+  // `head->weight = embed->weight` would tie nothing. The compiler prints the line that refuses it:
+  Parameter& operator=(const Parameter&) = delete;  // tie_slot("weight", other.slot("weight"))
+  ~Parameter() = default;
 
   operator const at::Tensor&() const { return get(); }
   const at::Tensor& operator*() const { return get(); }

@@ -59,7 +59,7 @@ void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk
 /// The same for a tree that is only read.
 template <class Visit>
 void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
-  // libtorch hands out the children of a const module as mutable ones, too.
+  // libtorch returns the children of a const module as mutable modules.
   auto& mutable_root = const_cast<torch::nn::Module&>(root);
   if constexpr (std::is_invocable_v<const Visit&, const std::string&, const torch::nn::Module&>) {
     visit_modules(

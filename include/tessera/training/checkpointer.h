@@ -1,9 +1,11 @@
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <exception>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,13 +13,31 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
-#include "tessera/training/run_names.h"
-#include "tessera/training/train_state.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/training/step.h"
 
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// Whether a run goes on with the newest step in its folder.
+/// What messages call a program and its options: a program whose flags bear the options' names says
+/// {"my_train", "--"}.
+struct RunNames {
+  std::string program = "training";
+  std::string dashes = "";  ///< in front of an option's name
+};
+
+/// Throws Error on every rank where the ranks of a job were started with different options, which
+/// would train something else without a sign: it names the first option that differs and both
+/// values. `own`: value by name; an empty value is an option that is not given. To be called before
+/// anything else that is collective over `world`. Collective.
+void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
+
+/// Whether `own` is true on any rank of the mesh: the same on all of them, or some would end and
+/// others wait for them. To be asked after each step, of StopSignals::received() or a time limit.
+/// Collective over `mesh`, between the hosts: a device is not waited for.
+bool stop_requested(bool own, const DeviceMesh& mesh);
+
+/// Whether a run continues from the newest step in its folder.
 enum class Resume : std::uint8_t {
   kNever,   ///< it begins; a folder that has steps is an error
   kNewest,  ///< there must be a step
@@ -29,7 +49,7 @@ struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< for the run's steps; empty: none are saved
   std::int64_t every = 0;             ///< steps; 0: at the end only
   std::int64_t steps = 0;             ///< of the whole run; 0: it only loads
-  bool async = true;                  ///< save from a copy while training goes on
+  bool async = true;                  ///< save from a copy while training continues
   int keep = 0;                       ///< the newest so many steps stay, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< go on with this step instead; -1: not

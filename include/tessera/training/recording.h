@@ -4,18 +4,64 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "tessera/comm/world.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/module_watch.h"
+#include "tessera/observe/progress.h"
 #include "tessera/observe/step_trace.h"
-#include "tessera/training/run_names.h"
-#include "tessera/training/train_state.h"
+#include "tessera/observe/tensorboard.h"
+#include "tessera/training/checkpointer.h"
+#include "tessera/training/step.h"
 
 TESSERA_API_BEGIN
 namespace tessera::training {
+
+/// Where a run's metrics go.
+struct MetricOptions {
+  std::filesystem::path metrics = {};      ///< a JSONL file; empty: none
+  std::filesystem::path tensorboard = {};  ///< a folder; empty: none
+  std::int64_t steps = 0;                  ///< of the whole run
+  std::int64_t log_every = 10;             ///< steps from one line on the console to the next
+  std::string device = "cpu";              ///< or "cuda"
+};
+
+/// The metrics of a run on the console, in a file and for TensorBoard. Rank 0 writes; on the other
+/// ranks every method does nothing. Not collective.
+class MetricLog {
+ public:
+  MetricLog(MetricOptions options, comm::WorldPtr world);
+  /// Opens the files. A run that goes on after `done` steps keeps what they have of these. Throws
+  /// Error where one can't be written.
+  void open(std::int64_t done);
+  /// After a step. `tokens`: those of all steps so far, for TensorBoard.
+  void write(observe::StepMetrics metrics, std::int64_t tokens);
+  /// For how long a checkpoint kept training waiting: in the metrics of the next step.
+  void stalled(std::optional<double> seconds);
+  /// No step comes any more: a stall that is left goes to the metrics of the last one.
+  void end();
+  /// A line on the console, above the progress line.
+  void line(const std::string& text);
+  /// The steps so far, those before a resume included; only the last one's traffic. Rank 0 only.
+  const std::vector<observe::StepMetrics>& history() const { return history_; }
+
+ private:
+  bool is_main() const { return world_->rank() == 0; }
+  void print(const observe::StepMetrics& metrics);
+
+  MetricOptions options_;
+  comm::WorldPtr world_;
+  std::unique_ptr<observe::MetricsWriter> writer_;
+  std::unique_ptr<observe::TensorBoardWriter> tensorboard_;
+  std::unique_ptr<observe::Progress> progress_;
+  std::optional<double> stall_s_;
+  std::vector<observe::StepMetrics> history_;
+};
 
 class MemoryWatch;
 
@@ -24,7 +70,7 @@ struct StepRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// What a run records of its steps beside the metrics. Files: empty for none.
+/// Recordings of a run besides the metrics. Files: empty for none.
 struct RecordingOptions {
   std::filesystem::path trace = {};  ///< a Chrome trace of what each rank does in some steps
   StepRange trace_steps = {};        ///< {0, 0}: the second of those that are made

@@ -2,18 +2,36 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/module.h"
+#include "tessera/observe/metrics.h"
+#include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/lr_schedule.h"
-#include "tessera/training/train_state.h"
+#include "tessera/optim/optimizer.h"
 
 TESSERA_API_BEGIN
 namespace tessera::training {
+
+/// All that training changes. A Checkpointer saves it, and fills it again.
+///
+///   training::TrainState state{*model, optimizer};
+struct TrainState {
+  nn::ModuleBase& model;
+  optim::Optimizer& optimizer;
+  /// The loss scaling of fp16; off by default.
+  optim::GradScaler scaler = optim::GradScaler({.enabled = false});
+  std::int64_t step = 0;     ///< optimizer steps that are done
+  std::int64_t samples = 0;  ///< what they have taken of the data, on all ranks together
+};
 
 /// How a step is made.
 struct StepOptions {
@@ -66,8 +84,62 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 
-/// The mean of a scalar over the ranks of a mesh, in fp32. Collective over `mesh`.
+/// The mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed scalar
+/// is taken whole, which is collective over its own mesh, too. Collective over `mesh`. Throws Error
+/// for a tensor of more elements.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
+
+/// Measures a step: its time, what it sends, and its memory.
+///
+///   meter.begin();
+///   const Batch batch = loader.load(state.step);
+///   meter.data_ready();
+///   const training::StepResult result = training::step(state, mesh, options, loss);
+///   const observe::StepMetrics metrics = meter.end(state, result, lr * result.lr_factor);
+///
+/// Not collective.
+class StepMeter {
+ public:
+  /// `device`: "cpu" or "cuda".
+  StepMeter(comm::WorldPtr world, std::string device);
+  void begin();
+  /// The batch is there: what has passed counts as the wait for data.
+  void data_ready();
+  /// The metrics but for the throughput (observe::set_throughput). `lr`: the step's rate.
+  observe::StepMetrics end(const TrainState& state, const StepResult& result, double lr);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  double seconds() const;
+
+  comm::WorldPtr world_;
+  std::string device_;
+  Clock::time_point start_;
+  double data_time_s_ = 0;
+  comm::TrafficTable before_;
+};
+
+/// When a run evaluates held-out data.
+struct EvaluationOptions {
+  std::int64_t every = 0;  ///< steps; 0: not between the steps
+  std::int64_t steps = 0;  ///< of the whole run: the last one is evaluated, too
+  bool is_due(std::int64_t step) const { return every > 0 && (step % every == 0 || step == steps); }
+};
+
+/// The mean loss of held-out batches 0 to `batches` - 1, without gradients and with the model in
+/// eval mode; afterwards the model is as it was. `loss`: of this rank's part of a batch, a plain
+/// scalar. `stop`: asked after each batch, the same on all ranks, as stop_requested(); nullopt if
+/// it says so. Collective as `loss` and over `data_mesh`, as step() takes it. Throws Error for no
+/// batch.
+std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
+                               std::int64_t batches,
+                               const std::function<at::Tensor(std::int64_t batch)>& loss,
+                               const std::function<bool()>& stop = {});
+
+/// Runs `body` with the averages of an optim::Ema as the weights, and with the weights as they are
+/// where the optimizer is another. Also where `body` throws, the weights are back afterwards.
+void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void()>& body);
 
 }  // namespace tessera::training
 TESSERA_API_END

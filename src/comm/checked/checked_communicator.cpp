@@ -1,22 +1,203 @@
-// The wrapper of every group of a world. Back ends see only calls that are valid on this rank, and
-// contain neither checks of arguments nor counters.
-
-#include "checked/checked_communicator.h"
+// For groups whose back end compares nothing itself (Gloo, NCCL): see agree_on_calls().
 
 #include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "backends.h"
-#include "checked/call_history.h"
-#include "checked/timed_work.h"
+#include "checked/checked_communicator.h"
+#include "group_info.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/watchdog.h"
 
+namespace tessera::comm {
+
+/// The calls of one rank since the ranks last compared them.
+class CallHistory {
+ public:
+  /// "all_gather for unit 'head'".
+  void add(std::string call);
+
+  std::uint64_t count() const { return count_; }
+  /// A hash of all calls, in order; the same in every process.
+  std::uint64_t hash() const { return hash_; }
+  /// The first 4096 of them. A long history is compared by its hash; an error names a call only
+  /// among these.
+  const std::vector<std::string>& calls() const { return calls_; }
+  /// The last; "no call" if there is none.
+  const std::string& last() const { return last_; }
+
+ private:
+  std::uint64_t count_ = 0;
+  std::uint64_t hash_ = hash_of("");
+  std::vector<std::string> calls_;
+  std::string last_ = "no call";
+};
+
+/// Compares the histories of all ranks of `group`, called `ranks` in messages. "" if they are
+/// equal; else "call 3 is all_gather for unit 'b' on this rank, all_gather for unit 'a' on ranks 0,
+/// 2". Collective. Throws PeerError.
+std::string first_difference(const CallHistory& history, Communicator& group,
+                             const std::vector<int>& ranks);
+
+/// Notes in `call` that it has returned, and later how long the first wait for `work` took. Returns
+/// `work` itself where there is no recorder (`call` is nullptr).
+WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, WorkPtr work);
+
+}  // namespace tessera::comm
+
+// The calls of the ranks since they last compared: a hash of all calls, and the texts of the first
+// ones. The hash decides, the texts are for the message.
+namespace tessera::comm {
+namespace {
+
+/// Bounds the memory where nothing ever compares; an iteration of FSDP has far fewer calls.
+constexpr std::size_t kKeptCalls = 4096;
+
+using Calls = std::vector<std::string>;
+
+/// The calls that each rank kept, sent as one text in which a zero ends each call.
+std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
+  std::string text;
+  for (const std::string& call : own) {
+    text.append(call.c_str(), call.size() + 1);
+  }
+  std::vector<Calls> result;
+  for (const std::string& theirs : gather_texts(group, c10::kCPU, text)) {
+    Calls& calls = result.emplace_back();
+    for (std::size_t begin = 0; begin < theirs.size(); begin += calls.back().size() + 1) {
+      calls.emplace_back(theirs.c_str() + begin);
+    }
+  }
+  return result;
+}
+
+/// A rank with fewer calls has done nothing at this position.
+const std::string& call_at(const Calls& calls, std::size_t position) {
+  static const std::string nothing = "nothing";
+  return position < calls.size() ? calls[position] : nothing;
+}
+
+/// Where the calls of two ranks first differ; the number kept by both if they do not.
+std::size_t first_difference_of(const std::vector<Calls>& calls) {
+  std::size_t first = kKeptCalls;
+  for (const Calls& others : calls) {
+    const auto [a, b] = std::ranges::mismatch(calls.front(), others);
+    if (a != calls.front().end() || b != others.end()) {
+      first = std::min(first, static_cast<std::size_t>(b - others.begin()));
+    }
+  }
+  return first;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? " on rank " : " on ranks ") + join(ranks);
+}
+
+}  // namespace
+
+void CallHistory::add(std::string call) {
+  ++count_;
+  // The zero at its end keeps "ab", "c" apart from "a", "bc".
+  hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
+  if (calls_.size() < kKeptCalls) {
+    calls_.push_back(call);
+  }
+  last_ = std::move(call);
+}
+
+std::string first_difference(const CallHistory& history, Communicator& group,
+                             const std::vector<int>& ranks) {
+  // Hashes first: usually the calls are equal, and their texts need not be sent.
+  const auto all = gather_values(
+      group, c10::kCPU,
+      {std::bit_cast<std::int64_t>(history.hash()), static_cast<std::int64_t>(history.count())});
+  if (std::ranges::all_of(all, [&](const auto& numbers) { return numbers == all.front(); })) {
+    return "";
+  }
+  const std::vector<Calls> calls = gather_calls(group, history.calls());
+  const std::size_t position = first_difference_of(calls);
+  // The hashes differ but the texts do not: the difference is after the kept texts.
+  if (position == kKeptCalls) {
+    return detail::concat("those after the first ", kKeptCalls);
+  }
+  const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
+  // By call, so that the message names a call once, with all ranks that made it.
+  std::map<std::string, std::vector<int>> elsewhere;
+  for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+    const std::string& there = call_at(calls[rank], position);
+    if (there != here) {
+      elsewhere[there].push_back(ranks[rank]);
+    }
+  }
+  std::string text = detail::concat("call ", position + 1, " is ", here, " on this rank");
+  for (const auto& [call, of] : elsewhere) {
+    text += ", " + call + ranks_text(of);
+  }
+  return text;
+}
+
+}  // namespace tessera::comm
+
+// The times of a collective, for recorders.
+namespace tessera::comm {
+namespace {
+
+/// If it is waited for several times, only the first wait may take time.
+class TimedWork final : public Work {
+ public:
+  TimedWork(WorkPtr inner, TrafficCounterPtr traffic, CollectiveCallPtr call)
+      : inner_(std::move(inner)), traffic_(std::move(traffic)), call_(std::move(call)) {}
+
+  void wait() override {
+    const CollectiveCallPtr call = std::exchange(call_, nullptr);
+    if (call == nullptr) {
+      inner_->wait();
+      return;
+    }
+    traffic_->note(*call, &CollectiveCall::wait_began);
+    inner_->wait();
+    traffic_->note(*call, &CollectiveCall::wait_ended);
+  }
+
+  std::function<bool()> device_progress() override { return inner_->device_progress(); }
+
+ private:
+  WorkPtr inner_;
+  TrafficCounterPtr traffic_;
+  CollectiveCallPtr call_;  ///< nullptr: it has been waited for
+};
+
+}  // namespace
+
+WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, WorkPtr work) {
+  if (call == nullptr) {
+    return work;
+  }
+  traffic->note(*call, &CollectiveCall::returned);
+  if (work != done_work()) {
+    return std::make_shared<TimedWork>(std::move(work), traffic, call);
+  }
+  return work;
+}
+
+}  // namespace tessera::comm
+
+// The wrapper of every group of a world. Back ends see only calls that are valid on this rank, and
+// contain neither checks of arguments nor counters.
 namespace tessera::comm {
 namespace {
 

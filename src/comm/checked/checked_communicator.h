@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "gloo/lazy_host_group.h"
+#include "gloo/gloo.h"
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"

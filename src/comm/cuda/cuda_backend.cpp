@@ -1,17 +1,56 @@
 // How libtessera_cuda.so is loaded: once, at the first request for a GPU. A program that computes
 // on CPU never maps CUDA's libraries.
 
-#include "cuda/cuda_backend.h"
-
 #include <dlfcn.h>
-
+#include <fmt/format.h>
 #include <string>
+#include <utility>
 
+#include "cuda/cuda_backend.h"
+#include "tessera/comm/streams.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/devices.h"
 #include "tessera/version.h"
 
+namespace tessera::comm {
+
+namespace {
+
+/// "2.28.9".
+std::string version_text(int version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace
+
+void check_nccl(const LibraryVersions& versions) {
+  TESSERA_CHECK(versions.nccl_header == versions.nccl_libtorch,
+                "backend nccl: Tessera was built with the header of NCCL ",
+                version_text(versions.nccl_header), ", libtorch with that of NCCL ",
+                version_text(versions.nccl_libtorch),
+                "; build Tessera with the nccl.h of that version (-DTESSERA_NCCL_INCLUDE=DIR)");
+  TESSERA_CHECK(versions.nccl_loaded >= versions.nccl_libtorch, "backend nccl: NCCL ",
+                version_text(versions.nccl_loaded), " is loaded, and libtorch needs ",
+                version_text(versions.nccl_libtorch),
+                " or newer; scripts/setup installs it, or put a newer libnccl.so.2 first on "
+                "LD_LIBRARY_PATH");
+}
+
+std::string cudnn_warning(const LibraryVersions& versions) {
+  if (versions.cudnn_loaded == 0 || versions.cudnn_loaded >= versions.cudnn_libtorch) {
+    return "";
+  }
+  return fmt::format(
+      "cuDNN {} is loaded, and libtorch was built with {}: attention may take a slower kernel; "
+      "scripts/setup installs that version, or put it first on LD_LIBRARY_PATH",
+      version_text(versions.cudnn_loaded), version_text(versions.cudnn_libtorch));
+}
+
+}  // namespace tessera::comm
+
+// How libtessera_cuda.so is loaded: once, at the first request for a GPU. A program that computes
+// on CPU never maps CUDA's libraries.
 namespace tessera::comm {
 namespace {
 
@@ -46,6 +85,70 @@ const CudaBackend& cuda_backend() {
   // If loading throws, the next call tries again.
   static const CudaBackend& backend = load();
   return backend;
+}
+
+}  // namespace tessera::comm
+
+// Lanes on a CPU, and the choice of the lanes by device. The CUDA ones are in
+// cuda/cuda_streams.cpp.
+namespace tessera::comm {
+namespace {
+
+/// On a CPU work is done when its call returns. An event has always passed, so it is nullptr.
+class HostStreams final : public Streams {
+ public:
+  StreamEventPtr record(Lane) override { return nullptr; }
+  void wait(Lane, const StreamEventPtr&) override {}
+  void synchronize(const StreamEventPtr&) override {}
+
+ private:
+  void enter(Lane) override {}
+  void leave() override {}
+};
+
+StreamsPtr& given_host_streams() {
+  static StreamsPtr given;
+  return given;
+}
+
+}  // namespace
+
+const char* to_string(Lane lane) {
+  switch (lane) {
+    case Lane::kCompute:
+      return "compute";
+    case Lane::kAllGather:
+      return "all_gather";
+    case Lane::kReduceScatter:
+      return "reduce_scatter";
+    case Lane::kAllReduce:
+      return "all_reduce";
+  }
+  return "unknown";
+}
+
+void Streams::begin_scope(Lane lane) {
+  TESSERA_CHECK(!in_scope_.exchange(true), "a LaneScope of '", to_string(lane),
+                "' was begun within another one of the same streams, on this thread or a second "
+                "one; end that first, or give each thread its own streams");
+  enter(lane);
+}
+
+void Streams::end_scope() {
+  leave();
+  in_scope_ = false;
+}
+
+StreamsPtr make_streams(c10::Device device) {
+  // Loads libtessera_cuda.so if nothing has done so yet.
+  if (device.is_cuda()) {
+    return cuda_backend().make_streams(device.index());
+  }
+  return given_host_streams() != nullptr ? given_host_streams() : std::make_shared<HostStreams>();
+}
+
+void set_host_streams(StreamsPtr streams) {
+  given_host_streams() = std::move(streams);
 }
 
 }  // namespace tessera::comm

@@ -1,22 +1,20 @@
-// Chooses shared memory if all ranks of a group are on this host and can reach it; both, if those
-// of each host can; else Gloo. All members decide alike: from what all of them know or, for shared
-// memory, together.
+// Chooses the back end on the host: shared memory if all ranks of a group are on one host and can
+// map it, else Gloo. All ranks choose the same.
 
 #include "rendezvous/group_setup.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include "backends.h"
 #include "checked/checked_communicator.h"
-#include "hierarchy/hierarchical_communicator.h"
-#include "hierarchy/host_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/meeting.h"
 #include "watch/peer_wait.h"
+#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {
@@ -32,64 +30,6 @@ std::vector<int> hosts_of(const JobInfo& job, const std::vector<int>& ranks) {
   return hosts;
 }
 
-/// The group of some ranks of a group.
-GroupInfo part_of(const GroupInfo& info, const char* which, const std::vector<int>& members) {
-  GroupInfo part{info.name + which, {}, 0, info.timeout, info.watch, {}, info.ranks_here};
-  for (const int member : members) {
-    if (member == info.rank) {
-      part.rank = part.size();
-    }
-    part.ranks.push_back(info.ranks[static_cast<std::size_t>(member)]);
-    part.hosts.push_back(info.hosts[static_cast<std::size_t>(member)]);
-  }
-  return part;
-}
-
-/// Whether each host says yes: its leader, for all of its ranks.
-bool all_hosts_say(const detail::StorePtr& store, const GroupInfo& info, const HostLayout& layout,
-                   bool yes) {
-  const auto key = [](int host) { return "host" + std::to_string(host); };
-  if (layout.local == 0) {
-    tell(store, info, key(layout.host), yes ? "yes" : "no");
-  }
-  bool result = true;
-  for (int host = 0; host < layout.hosts(); ++host) {
-    result = value_from(store, info, layout.leader(host), key(host)) == "yes" && result;
-  }
-  return result;
-}
-
-/// nullptr on every rank where the ranks of a host cannot share memory, or each host has one.
-CommunicatorPtr make_hierarchy(const JobInfo& job, const GroupInfo& info,
-                               const HostLayout& layout) {
-  if (layout.hosts() == info.size()) {
-    return nullptr;
-  }
-  const auto own = layout.order.begin() + layout.first_here();
-  const GroupInfo here = part_of(info, " inside a host", {own, own + layout.count_here()});
-  CommunicatorPtr inside = here.size() == 1
-                               ? make_solo_communicator()
-                               : make_shm_communicator(store_for(job, here, "shm"), here);
-  if (!all_hosts_say(store_for(job, info, "hosts"), info, layout, inside != nullptr)) {
-    return nullptr;
-  }
-  std::vector<int> leaders;
-  for (int host = 0; host < layout.hosts(); ++host) {
-    leaders.push_back(layout.leader(host));
-  }
-  GroupInfo between = part_of(info, " between hosts", leaders);
-  between.rank = layout.host;
-  CommunicatorPtr over_link;
-  if (layout.local == 0) {
-    over_link = make_gloo_communicator(store_for(job, between, "gloo"), between, job.address);
-  }
-  return make_hierarchical_communicator(
-      {info, layout, std::move(inside), std::move(between), std::move(over_link),
-       [store = store_for(job, info, "gloo"), info, address = job.address] {
-         return make_gloo_communicator(store, info, address);
-       }});
-}
-
 }  // namespace
 
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use) {
@@ -101,15 +41,11 @@ CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info
   if (info.size() == 1) {
     return make_solo_communicator();
   }
-  const HostLayout layout(info);
-  const bool one_host = layout.hosts() == 1;
+  const bool one_host =
+      std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
   if (one_host) {
     if (auto shared = make_shm_communicator(store_for(job, info, use + "shm"), info)) {
       return shared;
-    }
-  } else if (use.empty()) {  // what the others exchange is too little
-    if (auto composed = make_hierarchy(job, info, layout)) {
-      return composed;
     }
   }
   return make_gloo_communicator(store_for(job, info, use + "gloo"), info,

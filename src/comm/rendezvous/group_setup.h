@@ -1,21 +1,37 @@
-// How the ranks of a group meet, and which back end a group on the host gets.
+// The set-up of a group, and the choice of its back end on the host.
 
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "gloo/lazy_host_group.h"
+#include "gloo/gloo.h"
 #include "group_info.h"
-#include "rendezvous/job_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/group_watch.h"
+#include "watch/world_watch.h"
 
 namespace tessera::comm {
 
-/// Keys of this group and this use of it alone.
+/// A rank's view of its job after the rendezvous.
+struct JobInfo {
+  detail::StorePtr store;  ///< shared by this job's ranks alone
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  /// The identity of each rank's host. Ranks of one host reach each other by loopback.
+  std::vector<std::string> hosts;
+  /// The address of this host for ranks on other hosts; may be empty if there are none.
+  std::string address;
+  /// The flight records of all ranks; nullptr in a world of one.
+  WorldWatchPtr watch;
+};
+using JobPtr = std::shared_ptr<const JobInfo>;
+
+/// A part of the job's store that only this group uses, and only for `use`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// `info` with its hosts, and with the record that the group's ranks keep of their calls. `use`: a
@@ -26,8 +42,8 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// Makes a group of `info` once all its ranks are there: `make` is given this set-up. `use` as in
-/// watched(). Collective; throws PeerError where a rank does not come.
+/// Waits until all ranks of `info` have called this, then calls `make` with the recorded set-up.
+/// `use` as in watched(). Collective. Throws PeerError if a rank does not come.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);

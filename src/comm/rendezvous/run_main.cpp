@@ -8,7 +8,7 @@
 #include <exception>
 #include <string>
 
-#include "host/job_variables.h"
+#include "host/host.h"
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 

@@ -18,13 +18,14 @@
 #include "checked/checked_communicator.h"
 #include "cuda/cuda_backend.h"
 #include "group_info.h"
+#include "host/host.h"
 #include "rendezvous/group_setup.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/detail/work_progress.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/group_watch.h"
-#include "watch/meeting.h"
+#include "watch/store_sync.h"
 #include "watch/watchdog.h"
 
 namespace tessera::comm {
@@ -95,13 +96,20 @@ class StoreWorld final : public World {
   }
 
   void abort() override {
+    bool another_ended = false;
     if (job_->watch != nullptr) {
+      another_ended = job_->watch->first_to_end(ranks_of_world(size())).has_value();
       job_->watch->give_up();
     }
-    const std::lock_guard lock(mutex_);
-    aborted_ = true;
-    for (const CommunicatorPtr& group : in_order_) {
-      group->abort();
+    {
+      const std::lock_guard lock(mutex_);
+      aborted_ = true;
+      for (const CommunicatorPtr& group : in_order_) {
+        group->abort();
+      }
+    }
+    if (another_ended) {
+      wait_for_first_failure();
     }
   }
 

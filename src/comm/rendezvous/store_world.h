@@ -1,12 +1,11 @@
-// The World of every job, once its ranks have met: processes through a TCP store, threads through
-// one in memory.
+// The World of a job after the rendezvous. Processes share a TCP store, threads a store in memory.
 
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "rendezvous/job_info.h"
+#include "rendezvous/group_setup.h"
 #include "tessera/comm/world.h"
 #include "watch/world_watch.h"
 
@@ -19,8 +18,8 @@ void check_options(const WorldOptions& options);
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 
-/// The world of ranks that meet in a store. With device "cuda" the calling thread's current device
-/// becomes that of the local rank.
+/// The world of ranks that share a store. With device "cuda" the calling thread's current device
+/// becomes the device of the local rank.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
 /// thread_worlds() of ranks that call themselves on these hosts. They meet in a store in memory.

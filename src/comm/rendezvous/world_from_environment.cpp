@@ -19,14 +19,13 @@
 
 #include "group_info.h"
 #include "host/host.h"
-#include "host/job_variables.h"
-#include "rendezvous/arrivals.h"
+#include "rendezvous/rendezvous_wait.h"
 #include "rendezvous/store_world.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/detail/thread_warnings.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/asked.h"
+#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {
@@ -88,7 +87,7 @@ class JobWarnings final : public c10::WarningHandler {
       if (silent_) {
         return true;
       }
-      auto answer = ask(store_, is_first);
+      auto answer = query(store_, is_first);
       silent_ = !answer.wait_for(kRankZeroFirst + kStorePatience);
       return silent_ || answer.get();
     } catch (const std::exception&) {
@@ -196,12 +195,18 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
     return connect_in_time(job, options);
   } catch (const std::exception& error) {
     const std::string unknown = why_unknown(job.address);
-    fail("rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
-         " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
-         unknown.empty() ? first_line(error.what()) : "this host is not known here: " + unknown,
-         "; check both variables and that rank 0 runs and the port is free; that there are other "
-         "ranks say ",
-         job.launcher);
+    const std::string message = tessera::detail::concat(
+        "rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
+        " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
+        unknown.empty() ? first_line(error.what()) : "this host is not known here: " + unknown,
+        "; check both variables and that rank 0 runs and the port is free; that there are other "
+        "ranks say ",
+        job.launcher);
+    if (serves_store(job)) {
+      throw Error(message);
+    }
+    wait_for_first_failure();
+    throw PeerError(message);
   }
 }
 

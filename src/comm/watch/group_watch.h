@@ -18,17 +18,17 @@ struct BegunCall {
   std::uint64_t number = 0;  ///< among those of the group; 0 is its set-up
 };
 
-/// Notes that a call is done, or has failed. Thread safe.
+/// Records that a call is done, or has failed. Thread safe.
 void mark_ended(flight::Record& record, const BegunCall& call, flight::CallState state);
-/// Notes that a call that is waited for has waited from now on. Thread safe.
+/// Restarts the time of a wait. Thread safe.
 void restart_wait(flight::Record& record, const BegunCall& call);
 
-/// The calls of one group in this rank's flight record. One thread at a time, as its communicator.
+/// Records the calls of one group in this rank's flight record. One thread at a time.
 class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks);
 
-  /// Notes that the next collective of this group begins, and that this thread may wait in it.
+  /// Records the begin of the group's next collective.
   BegunCall begin(const char* collective, std::string_view purpose, std::int64_t bytes);
   /// The call has returned before it is done.
   void returned(const BegunCall& call);
@@ -39,14 +39,11 @@ class GroupWatch {
 
   /// The number of the last call that was begun.
   std::uint64_t number() const { return begun_ - 1; }
-  /// The ranks that have not begun the call that was begun last, or have begun another one instead,
-  /// as far as this host's records tell.
+  /// The ranks of this host that have not begun the last call, or have begun another one instead.
   std::vector<int> missing() const;
-  /// The ranks that have not begun the call with this number, or have but will begin nothing any
-  /// more.
+  /// The ranks that have not begun the call with this number, or have ended.
   std::vector<int> not_in(std::uint64_t number) const;
-  /// When one of these ranks of this host last made progress with work that its next call waits
-  /// for; 0: none has reported such work.
+  /// The time of the last progress of these ranks with files; 0: none.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   std::uint64_t id() const { return id_; }
   WorldWatch& world() const { return *world_; }
@@ -62,3 +59,11 @@ class GroupWatch {
 
 }  // namespace tessera::comm
 TESSERA_API_END
+
+namespace tessera::comm {
+
+/// Adds the calling thread to the record of this rank until the thread ends, and clears its
+/// progress with files. Returns the kernel's number of the thread.
+std::int64_t list_this_thread(const WorldWatchPtr& world);
+
+}  // namespace tessera::comm

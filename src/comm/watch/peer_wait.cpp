@@ -12,10 +12,6 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::chrono::seconds kBetweenDeadlockChecks{1};
-/// Later than the watchdog's limit by what its report takes, so that the report comes first.
-constexpr std::chrono::milliseconds kReportTime{1500};
-
 std::string collective_error(const GroupInfo& group, const std::string& collective,
                              const std::string& caller, const std::string& reason) {
   return describe(group, collective.c_str()) + ": " +
@@ -29,8 +25,7 @@ std::string what_others_do(const WorldWatch& world) {
   if (world.remote() == nullptr) {
     return "";
   }
-  std::vector<std::string> lines =
-      world.answers_of_other_hosts(world.ask_what_all_do(), kAnswerTime);
+  std::vector<std::string> lines = world.answers_of_other_hosts(world.remote()->ask(), kAnswerTime);
   std::string text;
   for (const std::string& line : std::span(lines).first(std::min(kMost, lines.size()))) {
     text += (text.empty() ? "" : "; ") + line;
@@ -44,7 +39,7 @@ std::string first_ended(const GroupInfo& group) {
   std::vector<int> peers = group.ranks;
   std::erase(peers, group.world_rank());
   const auto first = world.first_to_end(peers);
-  return first ? world.why_never(*first) : "";
+  return first ? world.exit_reason(*first) : "";
 }
 
 }  // namespace
@@ -72,10 +67,7 @@ void fail_without_peers(const GroupInfo& group, const std::string& collective,
 }
 
 PeerWait::PeerWait(const GroupInfo& group, std::string collective)
-    : group_(group),
-      collective_(std::move(collective)),
-      caller_(CallerScope::outermost()),
-      next_deadlock_check_(begun_ + group.watch->world().settings().limit + kReportTime) {}
+    : group_(group), collective_(std::move(collective)), caller_(CallerScope::outermost()) {}
 
 void PeerWait::check(const Missing& missing) {
   WorldWatch& world = group_.watch->world();
@@ -83,7 +75,7 @@ void PeerWait::check(const Missing& missing) {
     // It may have come before it ended.
     const std::vector<int> still = missing();
     if (std::ranges::find(still, *ended) != still.end()) {
-      fail_because(world.why_never(*ended));
+      fail_because(world.exit_reason(*ended));
     }
   }
   const auto now = Clock::now();
@@ -95,10 +87,6 @@ void PeerWait::check(const Missing& missing) {
       std::chrono::nanoseconds(flight::now() - last_work_) >= group_.timeout) {
     fail_late(missing());
   }
-  if (world.settings().limit.count() > 0 && now >= next_deadlock_check_) {
-    next_deadlock_check_ = now + kBetweenDeadlockChecks;
-    check_deadlock();
-  }
 }
 
 std::int64_t PeerWait::last_work(const std::vector<int>& ranks) const {
@@ -109,27 +97,6 @@ std::int64_t PeerWait::last_work(const std::vector<int>& ranks) const {
 
 void PeerWait::fail_because(const std::string& reason) const {
   throw PeerError(collective_error(group_, collective_, caller_, reason));
-}
-
-void PeerWait::check_deadlock() const {
-  const WorldWatch& world = group_.watch->world();
-  const std::vector<flight::RankReport> reports = world.reports();
-  const std::vector<int> path = flight::deadlock(
-      reports, world.settings().rank, flight::now(),
-      std::chrono::nanoseconds(kBetweenDeadlockChecks).count(), group_.watch->id());
-  if (path.empty()) {
-    return;
-  }
-  std::string text;
-  for (const int rank : std::vector<int>(path.begin() + 1, path.end())) {
-    const flight::RankReport* found = flight::find_rank(reports, rank);
-    if (rank != world.settings().rank && found != nullptr) {
-      text += flight::what_it_does(*found, reports) + "; ";
-    }
-  }
-  fail_because(text +
-               "each waits for another: make the ranks issue the same collectives in the same "
-               "order");
 }
 
 void PeerWait::fail_late(const std::vector<int>& missing) const {

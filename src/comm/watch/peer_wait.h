@@ -11,13 +11,13 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Throws PeerError for a transfer that failed with `reason`: a peer that has ended is the cause,
-/// or will be found to have ended soon; else the cause is not known.
+/// Throws PeerError for a transfer that failed with `reason`. Waits a moment for the end of a peer,
+/// and names that peer as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
-/// One wait of this rank for the others of a group. The waiting code calls check() repeatedly, so
-/// that it fails as soon as it is known that a peer will not come.
+/// One wait of this rank for the other ranks of a group. The waiting code calls check() repeatedly,
+/// which throws as soon as a peer has ended.
 class PeerWait {
  public:
   /// World ranks that have not come yet.
@@ -26,28 +26,25 @@ class PeerWait {
   /// `collective`: as in describe().
   PeerWait(const GroupInfo& group, std::string collective);
 
-  /// Throws PeerError if a missing rank has ended or given up; if one waits, somewhere else, for
-  /// this rank, a moment after the watchdog's limit; and at the time-out, which counts from the
-  /// last progress of missing ranks that are at work on files (note_progress()).
+  /// Throws PeerError if a missing rank has ended or given up, and at the time-out. The time-out
+  /// counts from the last progress of missing ranks that read or write files (note_progress()).
   void check(const Missing& missing);
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// The number of checks within a time-out. Their result is kept: once a rank comes, its work is
-  /// no longer in its record, but the others may have waited longer than the time-out.
+  /// The number of looks at the progress within a time-out. The latest progress is stored, since
+  /// the record of a rank forgets it when the rank comes.
   static constexpr int kLooksAtWork = 32;
 
-  /// When one of them last made progress with its work, as flight::now(); 0 where none has.
+  /// The time (flight::now()) of their last progress with files; 0: none.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   [[noreturn]] void fail_because(const std::string& reason) const;
-  void check_deadlock() const;
   [[noreturn]] void fail_late(const std::vector<int>& missing) const;
 
   const GroupInfo& group_;
   std::string collective_;
   std::string caller_;
   Clock::time_point begun_ = Clock::now();
-  Clock::time_point next_deadlock_check_;
   Clock::time_point next_look_at_work_ = begun_ + group_.timeout / kLooksAtWork;
   std::int64_t last_work_ = 0;  ///< the latest that was seen
 };

@@ -13,9 +13,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// The messages between ranks on different hosts, through a separate connection to the job's store.
-/// The store may be gone, or its server, rank 0, be stopped: so a separate thread talks to the
-/// store, and no call here takes longer than a second. Thread safe.
+/// Messages between ranks on different hosts, through a separate connection to the job's store. A
+/// separate thread calls the store, since the store may not answer. No call here takes longer than
+/// a second. Thread safe.
 class RemotePeers {
  public:
   explicit RemotePeers(detail::StorePtr store);
@@ -23,7 +23,7 @@ class RemotePeers {
   RemotePeers& operator=(const RemotePeers&) = delete;
   ~RemotePeers();
 
-  /// Says that a rank begins no collective any more.
+  /// Reports that a rank begins no more collectives.
   void tell_left(int rank, const std::string& why);
   /// The reason that tell_left() gave for `rank`, as of a second ago; "": none.
   std::string left(int rank) const;

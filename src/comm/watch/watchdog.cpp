@@ -6,14 +6,15 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 #include <utility>
 
 #include "group_info.h"
+#include "host/host.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/ranks_of_world.h"
-#include "watch/rank_dump.h"
-#include "watch/thread_stacks.h"
+#include "tessera/core/atomic_file.h"
 
 namespace tessera::comm {
 namespace {
@@ -148,24 +149,15 @@ void Watchdog::tick() {
 }
 
 void Watchdog::answer_questions() {
-  flight::Record& own = watch_.own();
-  const std::uint32_t wanted = own.wanted.load();
-  if (wanted != own.answered.load()) {
-    write_own_dump();
-    own.answered.store(wanted);
-  }
-  if (watch_.remote() == nullptr) {
+  if (watch_.remote() == nullptr || watch_.remote()->asked() <= answered_) {
     return;
   }
-  const std::int64_t asked = watch_.remote()->asked();
-  if (asked > answered_) {
-    answered_ = asked;
-    const std::vector<flight::RankReport> reports = watch_.observe();
-    for (const flight::RankReport& report : reports) {  // for those as well that cannot answer
-      watch_.remote()->answer(asked, report.rank, flight::what_it_does(report, reports));
-    }
-    own.wanted.fetch_add(1);
+  answered_ = watch_.remote()->asked();
+  const std::vector<flight::RankReport> reports = watch_.observe();
+  for (const flight::RankReport& report : reports) {  // also for ranks that cannot answer
+    watch_.remote()->answer(answered_, report.rank, flight::what_it_does(report, reports));
   }
+  watch_.write_records();
 }
 
 void Watchdog::tell_of_work() {
@@ -176,14 +168,6 @@ void Watchdog::tell_of_work() {
   if (watch_.remote() != nullptr && last > told_of_work_) {
     told_of_work_ = last;
     watch_.remote()->tell_of_work();
-  }
-}
-
-void Watchdog::write_own_dump() const {
-  const WatchSettings& settings = watch_.settings();
-  write_dump(settings.folder, settings.world, watch_.own(), stacks_of_other_threads());
-  if (watch_.device_record()) {
-    write_device_record(settings.folder, settings.rank, watch_.device_record()());
   }
 }
 
@@ -257,7 +241,7 @@ std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports
   const std::vector<int> missing = flight::missing_ranks(reports, *own, call);
   for (const int rank : missing) {
     if (!watch_.may_come(rank)) {
-      return watch_.why_never(rank);
+      return watch_.exit_reason(rank);
     }
   }
   for (const int rank : group->ranks) {
@@ -268,7 +252,7 @@ std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports
     if (rank != watch_.settings().rank && !ended_well && !watch_.may_come(rank)) {
       const std::int64_t now = flight::now();
       stuck_since_ = stuck_since_ == 0 ? now : stuck_since_;
-      return now - stuck_since_ < nanoseconds(kDying) ? "" : watch_.why_never(rank);
+      return now - stuck_since_ < nanoseconds(kDying) ? "" : watch_.exit_reason(rank);
     }
   }
   return "";
@@ -330,7 +314,7 @@ void Watchdog::report(const flight::Call& call) {
   if (!reports_for_others(call, watch_.reports())) {
     return;
   }
-  const std::int64_t question = watch_.ask_what_all_do();
+  const std::int64_t question = watch_.remote() == nullptr ? 0 : watch_.remote()->ask();
   const std::vector<flight::RankReport> reports = watch_.observe();
   const std::vector<int> missing = missing_from(call, reports, settings.rank);
   std::string text = "tessera watchdog: rank " + std::to_string(settings.rank) + " waits since " +
@@ -339,12 +323,9 @@ void Watchdog::report(const flight::Call& call) {
   for (const std::string& line : flight::explain(reports, flight::now())) {
     text += "\n  " + line;
   }
-  say(text + "\n  stacks and calls are in " + settings.folder + " (tessera-run --explain " +
-      settings.folder + ")");
+  watch_.write_records();
+  say(text + "\n  what the ranks did last: tessera-run --explain " + settings.folder);
   reported = {call.waits_since, missing};
-  // The slower part comes after the report.
-  answer_questions();
-  watch_.await_dumps(kAnswerTime);
   for (const std::string& line : watch_.answers_of_other_hosts(question, kAnswerTime)) {
     say("tessera watchdog: " + line);
   }
@@ -384,11 +365,20 @@ bool Watchdog::is_on_device(const flight::Call& call) {
 
 void Watchdog::end_process(const flight::Call& call, const std::string& why) const {
   const WatchSettings& settings = watch_.settings();
+  if (watch_.first_to_end(ranks_of_world(watch_.own().size))) {
+    wait_for_first_failure();
+  }
   say("error: " + flight::to_text(call) + ", rank " + std::to_string(settings.rank) + ": " + why);
   if (watch_.device_record()) {
-    write_own_dump();
-    say("tessera watchdog: NCCL's flight record is " +
-        device_record_path(settings.folder, settings.rank));
+    // PyTorch's torchfrtrace reads files of this name.
+    const std::string path = settings.folder + "/nccl_trace_rank_" + std::to_string(settings.rank);
+    try {
+      std::filesystem::create_directories(settings.folder);
+      files::write_file(path, watch_.device_record()());
+      say("tessera watchdog: NCCL's flight record is " + path);
+    } catch (const std::exception&) {
+      // The error above is what counts.
+    }
   }
   watch_.give_up();
   std::_Exit(EXIT_FAILURE);

@@ -18,8 +18,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A thread that reports on stderr where this rank waits for longer than the limit, for whom, and
-/// what all ranks do. Writes this rank's stacks and calls to a file when a peer asks for them.
+/// A thread that reports on stderr if this rank waits longer than the limit: its collective, the
+/// missing ranks, and what all ranks do.
 class Watchdog {
  public:
   explicit Watchdog(WorldWatch& watch) : watch_(watch) {}
@@ -27,9 +27,9 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
   ~Watchdog();
 
-  /// Starts the thread, if there is a limit and it does not run yet. Thread safe.
+  /// Starts the thread if there is a limit. Thread safe.
   void start();
-  /// Ends the thread, for good, and lets go of the calls that it watched.
+  /// Ends the thread for good.
   void stop();
   /// Watches a call whose wait() has returned before the device has finished it. `progress` returns
   /// whether it has; it throws if the device never will. The host cannot fail then: so the thread
@@ -61,7 +61,6 @@ class Watchdog {
   void tick();
   void answer_questions();
   void tell_of_work();
-  void write_own_dump() const;
   void look_at_devices();
   void look_at_peers();
   void look_at_waits();

@@ -1,24 +1,98 @@
-#include "watch/world_watch.h"
-
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <limits>
 #include <mutex>
+#include <new>
+#include <random>
 #include <set>
 #include <span>
+#include <sstream>
 #include <thread>
 
 #include "host/host.h"
-#include "host/job_variables.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/flight_record.h"
-#include "watch/rank_dump.h"
+#include "tessera/core/error.h"
 #include "watch/watchdog.h"
+#include "watch/world_watch.h"
 
 namespace tessera::comm {
+namespace {
+
+constexpr std::size_t kRecordBytes = sizeof(flight::Record);
+
+flight::Record* map_record(int fd) {
+  void* base = mmap(nullptr, kRecordBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return base == MAP_FAILED ? nullptr : static_cast<flight::Record*>(base);
+}
+
+int make_memory(const std::string& path) {
+  constexpr mode_t kMode = 0644;
+  // Cutting an older file short would end a process that still maps it with SIGBUS.
+  unlink(path.c_str());
+  const int fd = path.empty() ? memfd_create("tessera-record", MFD_CLOEXEC)
+                              : ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
+  // Reserved, since a full disk would show as SIGBUS once the memory is written to.
+  const int error = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(kRecordBytes));
+  if (error != 0) {
+    close(fd);
+    fail("the flight record ", path, " cannot be made: ", std::strerror(error),
+         "; give a folder that exists and can be written as TESSERA_RUN_DIR");
+  }
+  return fd;
+}
+
+}  // namespace
+
+RecordMemory::~RecordMemory() {
+  munmap(record_, kRecordBytes);
+  close(fd_);
+}
+
+RecordPtr RecordMemory::create(const std::string& path) {
+  const int fd = make_memory(path);
+  flight::Record* memory = map_record(fd);
+  TESSERA_CHECK(memory != nullptr, "the flight record cannot be mapped: ", std::strerror(errno));
+  RecordPtr made(new RecordMemory(fd, new (memory) flight::Record));
+  std::random_device random;
+  memory->token = (std::uint64_t{random()} << 32) | random();
+  memory->bytes = kRecordBytes;
+  const std::string place =
+      path.empty() ? "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd) : path;
+  made->handle_ = std::to_string(memory->token) + " " + place;
+  return made;
+}
+
+RecordPtr RecordMemory::open(const std::string& handle) {
+  std::istringstream text(handle);
+  std::uint64_t token = 0;
+  std::string path;
+  text >> token >> std::ws;
+  std::getline(text, path);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat status {};
+  flight::Record* record =
+      fd >= 0 && fstat(fd, &status) == 0 && status.st_size == static_cast<off_t>(kRecordBytes)
+          ? map_record(fd)
+          : nullptr;
+  if (record == nullptr) {
+    close(fd);
+    return nullptr;
+  }
+  RecordPtr opened(new RecordMemory(fd, record));
+  opened->handle_ = handle;
+  // In another pid namespace that pid is another process.
+  return record->token == token && record->magic == flight::kMagic ? opened : nullptr;
+}
+
 namespace {
 
 /// A thread of a process of this host; `thread` 0: the process's first.
@@ -192,7 +266,7 @@ void WorldWatch::end() {
   // If an exception destroys the world, the peers should look for that exception's text.
   const bool fails = std::uncaught_exceptions() > 0;
   if (note_end(own(), fails ? RankState::kGaveUp : RankState::kEnded) && remote_ != nullptr) {
-    remote_->tell_left(settings_.rank, why_never(settings_.rank));
+    remote_->tell_left(settings_.rank, exit_reason(settings_.rank));
   }
 }
 
@@ -202,7 +276,7 @@ Record& WorldWatch::own() const {
 
 void WorldWatch::give_up() {
   if (note_end(own(), RankState::kGaveUp) && remote_ != nullptr) {
-    remote_->tell_left(settings_.rank, why_never(settings_.rank));
+    remote_->tell_left(settings_.rank, exit_reason(settings_.rank));
   }
 }
 
@@ -241,7 +315,7 @@ bool WorldWatch::is_stopped(int rank) const {
   return status && (status->state == 'T' || status->state == 't');
 }
 
-std::string WorldWatch::why_never(int rank) const {
+std::string WorldWatch::exit_reason(int rank) const {
   const RecordPtr& memory = records_[static_cast<std::size_t>(rank)];
   if (memory == nullptr) {
     return remote_ == nullptr ? "" : remote_->left(rank);
@@ -250,7 +324,7 @@ std::string WorldWatch::why_never(int rank) const {
   if (!is_alive({memory->record().pid, memory->record().start_time})) {
     report.activity = flight::Activity::kGone;
   }
-  return flight::why_never(report);
+  return flight::exit_reason(report);
 }
 
 std::vector<flight::RankReport> WorldWatch::reports() const {
@@ -300,32 +374,22 @@ std::string WorldWatch::what_they_do(const std::vector<int>& ranks) const {
   return text;
 }
 
-std::int64_t WorldWatch::ask_what_all_do() const {
-  for (const RecordPtr& memory : records_) {
-    if (memory != nullptr) {
-      memory->record().wanted.fetch_add(1);
-    }
+void WorldWatch::write_records() const {
+  if (!run_folder().empty()) {
+    return;  // the records are files there
   }
-  return remote_ == nullptr ? 0 : remote_->ask();
-}
-
-void WorldWatch::await_dumps(std::chrono::milliseconds most) const {
-  const auto deadline = std::chrono::steady_clock::now() + most;
-  for (const RecordPtr& memory : records_) {
-    if (memory == nullptr) {
-      continue;
+  try {
+    std::filesystem::create_directories(settings_.folder);
+    for (const RecordPtr& memory : records_) {
+      if (memory != nullptr) {
+        const Record& record = memory->record();
+        files::write_file(
+            settings_.folder + "/" + flight::record_name(settings_.world, record.rank),
+            std::string(reinterpret_cast<const char*>(&record), sizeof record));
+      }
     }
-    const Record& record = memory->record();
-    while (record.answered.load() != record.wanted.load() && may_come(record.rank) &&
-           !is_stopped(record.rank) && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kPoll);
-    }
-    // A rank that is gone has left a better report itself.
-    const bool has_left_its_own = !may_come(record.rank) && record.answered.load() != 0;
-    if (record.answered.load() != record.wanted.load() && !has_left_its_own) {
-      write_dump(settings_.folder, settings_.world, record,
-                 "It did not answer the question for its stacks.\n");
-    }
+  } catch (const std::exception&) {
+    // A report must not end the job.
   }
 }
 

@@ -9,10 +9,42 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/flight_record.h"
 #include "tessera/core/detail/flight_report.h"
 #include "tessera/export.h"
-#include "watch/record_memory.h"
 #include "watch/remote_peers.h"
+
+TESSERA_API_FOR_TEST_BEGIN
+namespace tessera::comm {
+
+/// The memory of a flight record. Its rank writes it; other ranks of the host map it.
+class RecordMemory {
+ public:
+  /// A file `path`, which stays; or, for "", anonymous memory (memfd) that ends with the last
+  /// process that maps it. Throws Error if the file cannot be made.
+  static std::shared_ptr<RecordMemory> create(const std::string& path);
+  /// Maps the record of another rank by its handle(); nullptr if that fails.
+  static std::shared_ptr<RecordMemory> open(const std::string& handle);
+
+  RecordMemory(const RecordMemory&) = delete;
+  RecordMemory& operator=(const RecordMemory&) = delete;
+  ~RecordMemory();
+
+  flight::Record& record() const { return *record_; }
+  /// For open(), while this object lives.
+  const std::string& handle() const { return handle_; }
+
+ private:
+  RecordMemory(int fd, flight::Record* record) : fd_(fd), record_(record) {}
+
+  int fd_;
+  flight::Record* record_;
+  std::string handle_;
+};
+using RecordPtr = std::shared_ptr<RecordMemory>;
+
+}  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
@@ -36,8 +68,8 @@ std::string advice_behind(const std::string& what_they_do);
 /// A record for this rank of `size`, as yet without calls: a file in `folder`, or in memory for "".
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
 
-/// A rank's record for its peers, and its view of them: of those on its own host by their flight
-/// records, of others through the job's store. Thread safe.
+/// The flight record of this rank, and the state of the other ranks: by their flight records on the
+/// same host, through the job's store on other hosts. Thread safe.
 class WorldWatch {
  public:
   /// Starts nothing. `records`: of each rank, nullptr for those on other hosts. `remote`: nullptr
@@ -46,7 +78,7 @@ class WorldWatch {
              std::unique_ptr<RemotePeers> remote);
   WorldWatch(const WorldWatch&) = delete;
   WorldWatch& operator=(const WorldWatch&) = delete;
-  /// Tells the peers that this rank begins no collective any more.
+  /// Records that this rank begins no more collectives.
   ~WorldWatch();
 
   const WatchSettings& settings() const { return settings_; }
@@ -55,36 +87,33 @@ class WorldWatch {
   void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
   /// Makes peers that wait for this rank fail.
   void give_up();
-  /// Tells the peers that this rank begins no collective any more, and stops the watchdog.
+  /// Records that this rank begins no more collectives, and stops the watchdog.
   void end();
-  /// What the device's library recorded of its calls, as the watchdog writes it beside this rank's
-  /// own record. Before the first group is made.
+  /// Sets the function that returns NCCL's flight record, for the watchdog. Call it before the
+  /// first group is made.
   void set_device_record(std::function<std::string()> record) {
     device_record_ = std::move(record);
   }
   const std::function<std::string()>& device_record() const { return device_record_; }
 
-  /// False once a rank will begin no collective any more. Cheap.
+  /// False once a rank has ended or given up. Cheap.
   bool may_come(int rank) const;
   /// Whether its process is stopped, as by SIGSTOP. False for a rank of another host.
   bool is_stopped(int rank) const;
-  /// The first of these ranks to end, which may have made the others end; nullopt: all may come.
+  /// The first of these ranks that ended; nullopt: none has.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
-  /// Why it will not, and what to do about it; "" if it may.
-  std::string why_never(int rank) const;
-  /// The reachable records, with the system's status of processes that have ended.
+  /// Why a rank will not come, and what to do; "" if it may come.
+  std::string exit_reason(int rank) const;
+  /// The records of this host's ranks.
   std::vector<flight::RankReport> reports() const;
-  /// The same, with the system's status of all threads: takes a quarter of a second.
+  /// The same with the kernel's status of their threads. Takes a quarter of a second.
   std::vector<flight::RankReport> observe() const;
   /// "rank 1 sleeps outside of collectives, after ...; rank 2 ...", for the first few.
   std::string what_they_do(const std::vector<int>& ranks) const;
 
-  /// Asks every rank to write down its stacks and calls, and those of other hosts what they do.
-  /// Returns the number of the question to the latter.
-  std::int64_t ask_what_all_do() const;
-  /// Waits until the ranks of this host have written theirs, or writes what can be written of those
-  /// that do not.
-  void await_dumps(std::chrono::milliseconds most) const;
+  /// Writes the records of this host's ranks to the folder of the settings, for `tessera-run
+  /// --explain`. Does nothing if they are files already.
+  void write_records() const;
   /// A line for each rank of another host.
   std::vector<std::string> answers_of_other_hosts(std::int64_t question,
                                                   std::chrono::milliseconds most) const;

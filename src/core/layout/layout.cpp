@@ -300,7 +300,7 @@ class Layout::Table {
       return nullptr;
     }
 
-    // A multimap by hash: contents that collide are told apart by find().
+    // A multimap by hash: find() compares contents that collide.
     mutable std::shared_mutex mutex;
     std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
   };

@@ -156,7 +156,7 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
 }
 
 /// The ranges of a dimension that a coordinate owns, in order; built from the minor digit outwards.
-/// As long as the minor digits are held completely, the result stays one range.
+/// As long as this rank has the minor digits completely, the result stays one range.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);
@@ -174,8 +174,8 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     if (chunk.size == 0) {
       return {};
     }
-    // Everything inside is held: neighbours join, and the ranges stay few. Otherwise there is one
-    // range for each position of this digit.
+    // This rank has everything inside: neighbours join, and the ranges stay few. Otherwise there is
+    // one range for each position of this digit.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {

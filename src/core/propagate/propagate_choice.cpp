@@ -149,7 +149,7 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
 }
 
 // Candidates are only the placements that some input has already, and replication: to shard a
-// factor that no input shards would save computation but not bytes, and the user has not asked for
+// factor that no input shards would save computation but not bytes, and the user did not request
 // it. Costs are bytes for one mesh dimension; the order of mesh dimensions is the mesh's.
 
 namespace {

@@ -326,7 +326,7 @@ TensorFactors masked_broadcast(ShardingRule& rule) {
   return {{add_unsharded(rule, ShardingRule::kUnknown)}};
 }
 
-/// Dimensions that are indexed stay unsharded: any position of them may be asked for.
+/// Dimensions that are indexed stay unsharded: any position of them may be needed.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
                                        Masks masks = Masks::kRefused) {
   const int self = call.tensor_index(0);

@@ -8,7 +8,7 @@
 
 namespace tessera::rules {
 
-// Operators that make a tensor beside another one. They take its layout, so that what is made fits
+// Operators that make a tensor like another one. The result has its layout, so that it fits
 // the tensor that it will be used with, and read no values: nothing is ever moved for them.
 
 namespace {

@@ -49,7 +49,7 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
   return named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
-/// A reduced dimension that is kept has size 1: no factor.
+/// With keepdim a reduced dimension has size 1: no factor.
 bool keeps_dims(const OpCall& call, const Arguments& arguments) {
   return arguments.keepdim >= 0 &&
          call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
@@ -150,7 +150,8 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// A p-norm is a reduction only where it needs no root. (The others take lowerings: src/dtensor/lowerings.)
+/// A p-norm is a reduction only where it needs no root. (The others take lowerings:
+/// src/dtensor/lowerings.)
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
@@ -420,7 +421,8 @@ void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
 
 /// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
 /// the sum of the shards' sums. A mean divides by the total weight, which no shard knows: samples
-/// stay unsharded. (Where they are sharded, a lowering is cheaper: src/dtensor/lowerings/network.cpp.)
+/// stay unsharded. (Where they are sharded, a lowering is cheaper:
+/// src/dtensor/lowerings/network.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
   if (sizes.empty()) {

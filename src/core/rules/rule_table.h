@@ -11,7 +11,7 @@
 
 namespace tessera::rules {
 
-// For the tables in this folder, beside rule_builder.h: the names of operators, and a common rule.
+// For the tables in this folder: the names of operators, and a common rule.
 
 /// "add_" of "aten::add_.Tensor".
 std::string_view base_name(std::string_view op);

@@ -390,7 +390,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    // With a size of 0 beside it, -1 has no answer; libtorch throws as well.
+    // Next to a size of 0, -1 is undefined; libtorch throws as well.
     if (known == 0 || numel % known != 0) {
       return std::nullopt;
     }

@@ -31,7 +31,7 @@ namespace tessera {
 // program asked for. Everything uses the group of the whole mesh, and first waits for transfers
 // under way, as every collective that is waited for at once does.
 
-// Reads the environment at each call, which is little beside making a tensor.
+// Reads the environment at each call, which costs little compared with making a tensor.
 bool detail::checks_agreement() {
 #ifdef NDEBUG
   constexpr bool kDefault = false;

@@ -125,7 +125,7 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
-/// The same, or the result that the active OperatorMode has kept: selective checkpointing keeps
+/// The same, or the result that the active OperatorMode has saved: selective checkpointing saves
 /// results of collectives like those of operators.
 at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   OperatorMode* mode = active_operator_mode();
@@ -257,7 +257,7 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 }  // namespace
 
-/// A leaf meets operators in every step, and keeps its hooks.
+/// A leaf is used in every step, and its hooks stay.
 void keep_gradient_plain(const at::Tensor& tensor) {
   // Without GradMode, too: the forward of a torch::autograd::Function runs so.
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {

@@ -210,7 +210,7 @@ class CallCache {
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 
-  /// A key's specs are held by the plan's inputs, so that their addresses stay theirs.
+  /// The plan's inputs own the specs of its key, so that their addresses are not reused.
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;

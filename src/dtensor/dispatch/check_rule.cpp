@@ -1,5 +1,5 @@
-// Checks a rule: the operator on every combination of placements, beside the operator on plain
-// tensors. Each rank is a thread, with the same plain arguments.
+// Checks a rule: the operator on every combination of placements, compared with the operator on
+// plain tensors. Each rank is a thread, with the same plain arguments.
 
 #include "tessera/dtensor/check_rule.h"
 

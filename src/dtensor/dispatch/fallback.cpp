@@ -74,7 +74,7 @@ void run_form(PlannedCall& call) {
   // Below autograd but not below our key: a lowering calls operators on distributed tensors.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
-  // Not before: the lowering reads its arguments where they are.
+  // Only now: the lowering reads its arguments on the stack.
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
@@ -287,7 +287,7 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
     return execute(call, call.plan.kind);
   }
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
-  // If planning throws, nothing is kept: the next such call is planned anew, and throws again.
+  // If planning throws, nothing is cached: the next such call is planned again, and throws again.
   CallPlan made = plan_call(op, info, arguments);
   PlannedCall call(op, info,
                    is_kept(made) ? CallCache::of_thread().insert(lookup, std::move(made)) : made,

@@ -116,7 +116,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   }
 
   /// What the dispatcher calls. An operator mode, and whatever has no plan that is_ready, take the
-  /// boxed way, where results are kept, arguments moved and plans made.
+  /// boxed way, which saves results, moves arguments and makes plans.
   static Result call(Arguments... arguments) {
     static const OperatorInfo& info = operator_info(handle());
     if (active_operator_mode() != nullptr) [[unlikely]] {

@@ -142,7 +142,7 @@ c10::IValue replicated_argument(const c10::IValue& argument) {
 
 }  // namespace
 
-// The caller's own tensors are kept before local ones take their places on the stack.
+// The caller's own tensors are saved before local ones replace them on the stack.
 LocalRun::LocalRun(PlannedCall& c) : call(c) {
   for (const OperatorInfo::Return& result : call.info.returns) {
     if (result.written >= 0) {
@@ -202,8 +202,8 @@ void run_local(PlannedCall& call, CallKind kind) {
   wrap_results(run);
 }
 
-// The arguments and the mesh are kept: a run replaces those on the stack, and may end in the middle
-// of that.
+// The arguments and the mesh are saved: a run replaces those on the stack, and may end in the
+// middle of that.
 bool run_agreed(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -332,7 +332,7 @@ Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& s
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
                 key);
   }
-  // With p = 1 nothing is kept, and nothing is to be divided by 0.
+  // With p = 1 every element is dropped, and nothing may be divided by 0.
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   return {local.mul(kept).mul_(scale), kept.to(at::kBool)};
 }

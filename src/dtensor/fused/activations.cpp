@@ -510,7 +510,7 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// What the result is made of beside x.
+  /// The inputs of the result apart from x.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;

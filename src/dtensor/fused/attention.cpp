@@ -397,7 +397,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 // seen by all its queries, its own as a causal square: two calls of kernels, neither with a mask
 // tensor, which would take chunk * keys elements and a slower kernel. They are merged by their
 // log-sum-exp, in forward as in blockwise and ring attention (Liu et al. 2023), in backward by
-// giving each the merged result. The merged results alone are kept. A document's
+// giving each the merged result. Only the merged results are saved. A document's
 // queries in a chunk are computed as a chunk by themselves: of the sequence that is this document.
 
 namespace {

@@ -97,7 +97,7 @@ at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // This node does not run where only gradients behind it were asked for.
+    // This node does not run if only gradients before it in the graph were requested.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};
@@ -137,7 +137,7 @@ RuleFunction::Body elementwise_rule(std::size_t results) {
 
 namespace {
 
-/// The node that can compute `tensor` again; nullptr: the tensor is to be kept.
+/// The node that can compute `tensor` again; nullptr: the tensor itself must be saved.
 NodePtr<Node> maker_of(const at::Tensor& tensor) {
   auto* node = dynamic_cast<RecomputableNode*>(tensor.grad_fn().get());
   const bool recomputes = node != nullptr && !hooks_keep_tensors() && node->can_recompute(tensor);

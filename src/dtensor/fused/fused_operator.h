@@ -147,7 +147,7 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Takes what compute() needs beside what the node keeps; false: it is not to be had.
+  /// Gets the inputs of compute() that the node does not save; false: they are not available.
   virtual bool prepare() { return true; }
   /// In a recorded backward (create_graph) by operators that autograd records.
   virtual at::Tensor compute() = 0;

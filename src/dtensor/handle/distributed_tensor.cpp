@@ -29,7 +29,7 @@
 
 namespace tessera {
 
-// The public handle and the free functions beside it. Arguments are checked here, with messages in
+// The public handle and its free functions. Arguments are checked here, with messages in
 // the caller's terms, and placements become layouts; the work itself is in autograd_functions.cpp.
 // Functions that make a tensor use make_agreed, so that in debug builds ranks that disagree all
 // throw.
@@ -322,7 +322,7 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
 }
 
 /// Makes an empty distributed tensor without partials, lets `fill` write its values, then makes it
-/// partial where asked for. `requires_grad` is set last, so that the result is a leaf and not the
+/// partial if requested. `requires_grad` is set last, so that the result is a leaf and not the
 /// output of a redistribution.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,

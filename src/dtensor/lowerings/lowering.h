@@ -27,12 +27,12 @@ using Results = std::vector<c10::IValue>;
 /// on distributed tensors, or local work that depends on which elements a rank holds.
 struct Lowering {
   std::string_view name;  ///< of the operator; one of libtorch's without "aten::"
-  /// Bytes that one rank sends in this lowering; nullopt: it does not cover the call. A pure function
-  /// of what is in the call's key.
+  /// Bytes that one rank sends in this lowering; nullopt: it does not cover the call. A pure
+  /// function of what is in the call's key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Arguments to results, as the operator. Below autograd. Collective if bytes() isn't 0.
   Results (*run)(Arguments arguments);
-  /// The exchange is the operator's purpose: its caller has asked for it, also in a strict scope.
+  /// The exchange is the operator's purpose: its caller requested it, also in a strict scope.
   /// Such a lowering is taken wherever it covers the call, whatever it sends.
   bool own_collectives = false;
 };
@@ -48,8 +48,9 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
 /// All lowerings of an operator.
 std::span<const Lowering* const> lowerings_of(const OperatorInfo& info);
 
-/// Registers lowerings: a static object of the file that defines them, made while libraries are loaded.
-/// The lowerings of one operator are in one such object, or their order is that of the link.
+/// Registers lowerings: a static object of the file that defines them, made while libraries are
+/// loaded. The lowerings of one operator are in one such object, or their order is that of the
+/// link.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> lowerings);
 };

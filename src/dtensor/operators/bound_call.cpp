@@ -137,7 +137,7 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // A list's type cannot be told from the argument, where it is empty or holds None: the schema
+  // The argument does not show the type of a list that is empty or contains None: the schema
   // knows it.
   struct Convert {
     const c10::Type& type;

@@ -239,7 +239,7 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  // Without a lock for operators that this thread has asked for lately. A schema stays where it is.
+  // Without a lock for operators that this thread used recently. A schema stays where it is.
   struct Slot {
     const void* schema = nullptr;
     const OperatorInfo* info = nullptr;

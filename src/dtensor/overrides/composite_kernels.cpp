@@ -229,7 +229,8 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 
 // Those that begin with a plain tensor of zeros which becomes the result.
 
-/// Each class beside the numbers of all. Its values are read for the checks that libtorch makes.
+/// Compares each class with the numbers of all classes. Its values are read for the checks that
+/// libtorch makes.
 at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   if (!tessera::is_distributed(self)) {
     return composite::one_hot(self, num_classes);

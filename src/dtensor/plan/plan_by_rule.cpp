@@ -169,7 +169,7 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
 // The outputs.
 
 /// Views keep the strides that they would have on the whole tensor. Results of another number than
-/// the rule's outputs cannot be told apart: the plan then takes the order of the local strides.
+/// the rule's outputs cannot be told apart: the plan then uses the order of the local strides.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;

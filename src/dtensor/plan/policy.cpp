@@ -172,7 +172,7 @@ bool mixes_more_than_numbers(const PlannedCall& call) {
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// The plain tensors that the call reads: what `out` held before does not matter.
+/// The plain tensors that the call reads: the old values of `out` do not matter.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());

@@ -1,4 +1,4 @@
-// What a rank, and each of its threads, keeps from call to call.
+// The state of a rank and of its threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Redistributions under way (RedistributeOptions::async). The queue exists for groups whose wait()
+// Pending redistributions (RedistributeOptions::async). The queue exists for groups whose wait()
 // blocks the thread: two ranks that wait for the same collectives in different orders wait for
 // ever. With NCCL a wait is an event of the stream, and no transfer enters the queue.
 

@@ -98,7 +98,8 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // Waited for at once, so behind what this rank has under way (see Transfer).
+      // Waited for at once, so the pending transfers of this rank are finished first (see
+      // Transfer).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
       }

@@ -73,7 +73,7 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
 }
 
 /// At the first use of local(). The stand-in's version counter has been the wrapper's so far, so
-/// the result takes that over. If the transfer throws it is kept, so that later uses throw as well.
+/// the result takes that over. If the transfer throws it stays, so that later uses throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);

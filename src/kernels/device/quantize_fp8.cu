@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) largest_of_columns_kernel(QuantizeFp
   }
 }
 
-/// Reads along the rows, which lie beside each other, and writes along the columns.
+/// Reads along the rows, which are adjacent in memory, and writes along the columns.
 template <class T>
 __global__ void __launch_bounds__(kTile* kTileRows) turn_to_fp8_kernel(QuantizeFp8 call) {
   __shared__ std::uint8_t tile[kTile][kTile + 4];

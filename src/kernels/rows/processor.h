@@ -7,7 +7,7 @@
 
 namespace tessera::kernels {
 
-// What the processor is, asked once.
+// The processor, looked up once.
 
 /// Whether it has the extensions of AVX-512 that x86-64-v4 stands for.
 inline bool has_avx512() {

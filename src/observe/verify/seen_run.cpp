@@ -15,7 +15,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/slot_keeper.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::observe {

@@ -12,7 +12,7 @@
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/detail/calls.h"
 #include "tessera/nn/initialization.h"
 #include "verify/judge.h"
 #include "verify/pairs.h"

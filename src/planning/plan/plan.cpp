@@ -16,7 +16,7 @@
 #include "tessera/comm/streams.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/fsdp/detail/units_under_way.h"
+#include "tessera/fsdp/detail/active_units.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/adamw.h"
@@ -97,7 +97,7 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   const auto start = [&](const comm::FakeCollective& call) { return schedule.start(call); };
   const comm::WorldPtr world = comm::fake_world(rank, static_cast<int>(ranks), start);
   const Run run = make(world);
-  const fsdp::UnitsUnderWay units(*run.model);
+  const fsdp::ActiveUnits units(*run.model);
   const auto where = [&] { return units.text(); };
   // The first step makes the optimizer's state; the second is like all others.
   log.begin_step(where);

@@ -82,130 +82,7 @@ TEST(RankRanges, AreShortAndCanBeReadBack) {
   EXPECT_EQ(parse_ranks("0-3, x"), (std::vector<int>{0, 1, 2, 3}));
 }
 
-TEST(Departure, NamesTheRankThatCallsSomethingElse) {
-  Ranks ranks(3);
-  ranks.all_call(kAll, "set-up");
-  ranks.all_call(kAll, "all_reduce");
-  for (const int rank : kAll) {
-    ranks.call(rank, kAll, rank == 1 ? "barrier" : "all_gather", CallState::kWaiting);
-  }
-  EXPECT_EQ(
-      first_divergence(ranks.reports()),
-      "rank 1 left the common order first, after all_reduce (call 1 of group '0-2'): it calls "
-      "barrier (call 2 of group '0-2'); ranks 0, 2 call all_gather (call 2 of group '0-2')");
-}
-
-TEST(Departure, NamesTheRankThatContinuesInAnotherGroup) {
-  Ranks ranks(3);
-  ranks.all_call(kAll, "set-up");
-  ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
-  ranks.call(2, kAll, "all_reduce", CallState::kWaiting);
-  ranks.call(1, {0, 1}, "set-up", CallState::kWaiting);
-  EXPECT_CONTAINS(first_divergence(ranks.reports()),
-                  "rank 1 left the common order first, after the set-up of group '0-2'",
-                  "it calls the set-up of group '0, 1'");
-}
-
-TEST(Departure, BlamesNeitherOfTwoRanks) {
-  Ranks ranks(2);
-  ranks.call(0, {0, 1}, "all_reduce");
-  ranks.call(1, {0, 1}, "barrier");
-  EXPECT_CONTAINS(first_divergence(ranks.reports()),
-                  "the ranks part from the beginning: rank 0 calls");
-}
-
-TEST(Departure, IsNoneWhereARankIsOnlyBehind) {
-  Ranks ranks(3);
-  ranks.all_call(kAll, "all_reduce");
-  ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
-  EXPECT_EQ(first_divergence(ranks.reports()), "");
-}
-
-TEST(Departure, IsFoundAfterRecordsHaveForgottenTheirBeginnings) {
-  Ranks ranks(2);
-  for (int i = 0; i < 5; ++i) {
-    ranks.all_call({0, 1}, "all_reduce");
-  }
-  ranks[0].calls.erase(ranks[0].calls.begin(), ranks[0].calls.begin() + 3);
-  EXPECT_EQ(first_divergence(ranks.reports()), "");
-  ranks.call(0, {0, 1}, "all_gather");
-  ranks.call(1, {0, 1}, "barrier");
-  EXPECT_CONTAINS(first_divergence(ranks.reports()), "the ranks part after all_reduce (call 4");
-}
-
-TEST(Deadlock, IsACircleOfWaits) {
-  Ranks ranks(3);
-  ranks.all_call(kAll, "set-up");
-  ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
-  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), std::vector<int>());
-  ranks.call(1, {0, 1}, "set-up", CallState::kWaiting);
-  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), (std::vector<int>{0, 1, 0}));
-  EXPECT_EQ(deadlock(ranks.reports(), 0, kSecond, kSecond / 2), std::vector<int>())
-      << "the waits are too young";
-  ranks[1].threads = {{.id = 1}, {.id = 2}};
-  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), std::vector<int>())
-      << "another thread of rank 1 may come";
-}
-
 constexpr std::int64_t kMainThread = 1, kOtherThread = 2;
-
-TEST(Deadlock, IsFoundAmongTheThreadsThatMakeTheCalls) {
-  Ranks ranks(2);
-  const std::vector<int> both = {0, 1}, turned = {1, 0};
-  for (const int rank : both) {
-    ranks[rank].threads = {{.id = kMainThread}, {.id = kOtherThread}};
-    ranks.call(rank, both, "set-up", CallState::kDone, kMainThread);
-    ranks.call(rank, turned, "set-up", CallState::kDone, kMainThread);
-    ranks.call(rank, turned, "all_gather", CallState::kDone, kOtherThread);
-  }
-  ranks.call(0, both, "all_reduce", CallState::kWaiting, kMainThread);
-  ranks.call(1, turned, "barrier", CallState::kWaiting, kOtherThread);
-  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), std::vector<int>())
-      << "the first thread of rank 1 may come";
-  ranks.call(1, turned, "barrier", CallState::kWaiting, kMainThread);
-  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), (std::vector<int>{}))
-      << "of the second group two threads make calls";
-  for (const int rank : both) {
-    ranks[rank].threads = {{.id = kMainThread}};
-  }
-  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), (std::vector<int>{0, 1, 0}))
-      << "the other threads have ended";
-}
-
-TEST(Deadlock, IsFoundForRanksThatCallDifferentCollectivesAtOnePosition) {
-  for (const bool same : {true, false}) {
-    Ranks ranks(2);
-    ranks.all_call({0, 1}, "set-up");
-    ranks.call(0, {0, 1}, "all_reduce", CallState::kWaiting);
-    ranks.call(1, {0, 1}, same ? "all_reduce" : "shutdown", CallState::kWaiting);
-    EXPECT_EQ(missing_ranks(ranks.reports(), ranks[0], ranks[0].calls.back()),
-              same ? std::vector<int>() : std::vector<int>{1});
-    EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond),
-              same ? std::vector<int>() : (std::vector<int>{0, 1, 0}));
-  }
-}
-
-TEST(Departure, IgnoresTheOrderBetweenThreads) {
-  Ranks ranks(2);
-  const std::vector<int> both = {0, 1}, turned = {1, 0};
-  const auto save = [&](int rank) {
-    ranks.call(rank, turned, "all_gather", CallState::kDone, kOtherThread);
-  };
-  for (const int rank : both) {
-    ranks.call(rank, both, "set-up", CallState::kDone, kMainThread);
-    ranks.call(rank, turned, "set-up", CallState::kDone, kMainThread);
-  }
-  save(0);
-  ranks.call(0, both, "all_reduce", CallState::kDone, kMainThread);
-  ranks.call(1, both, "all_reduce", CallState::kDone, kMainThread);
-  EXPECT_EQ(first_divergence(ranks.reports()), "") << "the save of rank 1 has not begun";
-  save(1);
-  EXPECT_EQ(first_divergence(ranks.reports()), "");
-  ranks.call(0, both, "all_reduce", CallState::kWaiting, kMainThread);
-  ranks.call(1, both, "barrier", CallState::kWaiting, kMainThread);
-  EXPECT_CONTAINS(first_divergence(ranks.reports()), "the ranks part after all_reduce (call 1",
-                  "rank 0 calls all_reduce (call 2", "rank 1 calls barrier (call 2");
-}
 
 TEST(LastWork, CountsTheThreadsThatMakeTheCallsOfTheGroup) {
   Ranks ranks(2);
@@ -235,22 +112,22 @@ TEST(Explain, HasALineForRanksThatDoTheSame) {
                   "after the set-up of group '0-2'");
 }
 
-TEST(WhyNever, SaysHowARankEnded) {
+TEST(ExitReason, SaysHowARankEnded) {
   RankReport report{.rank = 1, .pid = 7};
-  EXPECT_EQ(why_never(report), "");
+  EXPECT_EQ(exit_reason(report), "");
   report.activity = Activity::kGone;
-  EXPECT_EQ(why_never(report),
+  EXPECT_EQ(exit_reason(report),
             "the process of rank 1 (pid 7) has ended before its first collective; look for its "
             "error");
   report.step = 20;
   report.state = RankState::kEnded;
-  EXPECT_EQ(why_never(report),
+  EXPECT_EQ(exit_reason(report),
             "rank 1 ended after step 20; every rank must make this call before World::shutdown()");
   report.state = RankState::kExited;
   report.exit_code = 3;
-  EXPECT_EQ(why_never(report), "rank 1 ended with exit code 3 after step 20; look for its error");
+  EXPECT_EQ(exit_reason(report), "rank 1 ended with exit code 3 after step 20; look for its error");
   report.state = RankState::kGaveUp;
-  EXPECT_EQ(why_never(report), "rank 1 gave up after step 20; look for its error");
+  EXPECT_EQ(exit_reason(report), "rank 1 gave up after step 20; look for its error");
 }
 
 /// A record with one group and the calls `first` to `last` of it.

@@ -46,47 +46,6 @@ void check_pair(const DeviceMesh& mesh, const Placements& from, const Placements
   expect_value(moved, sizes, what);
 }
 
-void check_all_pairs(const std::vector<std::int64_t>& sizes) {
-  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
-    for (const auto& from : all_placements()) {
-      for (const auto& to : all_placements()) {
-        check_pair(mesh, from, to, sizes);
-      }
-    }
-  });
-}
-
-/// loss = sum(weights * moved): the gradient at the source is the weights, as the source lies,
-/// replicated where that is partial.
-void check_gradient(const DeviceMesh& mesh, const Placements& from, const Placements& to,
-                    const std::vector<std::int64_t>& sizes) {
-  const auto what = to_string(from) + " -> " + to_string(to);
-  auto gradient = from;
-  for (auto& placement : gradient) {
-    if (is_partial(placement)) {
-      placement = Replicate{};
-    }
-  }
-  const auto x =
-      distribute_tensor(counting_values(sizes), mesh, from).tensor().detach().requires_grad_();
-  const auto weights =
-      distribute_tensor(counting_values(sizes).add(1), mesh, {Replicate{}, Replicate{}});
-  DistributedTensor(x).redistribute(to).tensor().mul(weights).sum().backward();
-  EXPECT_EQ(DistributedTensor(x.grad()).placements(), gradient) << what;
-  EXPECT_TRUE(at::equal(DistributedTensor(x.grad()).full_tensor(), counting_values(sizes).add(1)))
-      << what;
-}
-
-TEST(Redistribute, HasTheRightGradientBetweenAllPairs) {
-  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
-    for (const auto& from : all_placements()) {
-      for (const auto& to : all_placements()) {
-        check_gradient(mesh, from, to, {7, 5});
-      }
-    }
-  });
-}
-
 TEST(Redistribute, ToItsOwnPlacementsIsTheSameTensor) {
   RunRanks(2, [](Rank& rank) {
     const auto t = distribute_tensor(counting_values({5}), rank.mesh({2}, {"x"}), {Shard{0}});
@@ -177,19 +136,6 @@ TEST(Redistribute, ErrorsNameALayoutThatHasNoPlacements) {
     }
     EXPECT_TRUE(at::equal(DistributedTensor(at::add(x, y)).full_tensor(), whole + whole));
   });
-}
-
-TEST(Redistribute, MovesEvenTensorsBetweenAllPairs) {
-  check_all_pairs({8, 4});
-}
-TEST(Redistribute, MovesUnevenTensorsBetweenAllPairs) {
-  check_all_pairs({7, 5});
-}
-TEST(Redistribute, MovesTensorsWithEmptyShardsBetweenAllPairs) {
-  check_all_pairs({3, 1});
-}
-TEST(Redistribute, MovesThreeDimensionalTensorsBetweenAllPairs) {
-  check_all_pairs({3, 5, 2});
 }
 
 TEST(Redistribute, RefusesAnotherMesh) {

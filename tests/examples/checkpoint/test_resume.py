@@ -207,9 +207,9 @@ class Refusals(training_runs.TrainingRuns):
 
     def test_another_optimizer_or_average(self):
         self.save()
-        self.refuse([*self.steps, "--resume", "--optimizer", "sgd"], '--optimizer is "sgd" instead of "adamw"; give the same')
+        self.refuse([*self.steps, "--resume", "--optimizer", "sgd"], '--optimizer is "sgd" instead of "adamw"')
         step = ["--initial-load", self.run_folder / "steps/step-00000003"]
-        self.refuse([*step, "--ema", 0.9], "the optimizer is not that of", "--ema is 0.9, but was left out",
+        self.refuse([*step, "--ema", 0.9], "the optimizer is not that of", "--ema is 0.9 instead of left out",
                     "--exclude optimizer")
         self.refuse([*step, "--optimizer", "muon"], '--optimizer is "muon" instead of "adamw"')
         programs.train([*self.flags(self.folder / "other", 4), *step, "--optimizer", "sgd", "--exclude", "optimizer"])
@@ -261,27 +261,27 @@ class Refusals(training_runs.TrainingRuns):
     def test_changed_data_and_what_changed(self):
         self.save()
         resume = [*self.steps, "--resume"]
-        self.refuse([*resume, "--batch", 6], "the batch is 6 instead of 12", "--exclude data")
-        self.refuse([*resume, "--seq", 8], "the sequence is 8 instead of 16")
-        self.refuse([*resume, "--shuffle", 3], "they are shuffled by 3 instead of in order")
+        self.refuse([*resume, "--batch", 6], "batch is 6 instead of 12", "--exclude data")
+        self.refuse([*resume, "--seq", 8], "sequence is 8 instead of 16")
+        self.refuse([*resume, "--shuffle", 3], "shuffle is 3 instead of left out")
         shard = self.folder / "t.bin"
         tokens = programs.text_tokens(5000, 256)
         programs.write_tokens(shard, tokens[:-1] + [255 - tokens[-1]])
-        self.refuse(resume, '"t.bin" has other contents')
+        self.refuse(resume, 'files["t.bin"].sampled_crc32c is')
         programs.write_tokens(shard, tokens[:-1])
-        self.refuse(resume, '"t.bin" has 11022 bytes instead of 11024')
+        self.refuse(resume, 'files["t.bin"].bytes is 11022 instead of 11024')
         programs.write_tokens(self.folder / "t2.bin", tokens)
         self.tokens = self.folder / "t*.bin"
-        self.refuse(resume, "there are 2 files instead of 1")
+        self.refuse(resume, "files has 2 entries instead of 1")
         self.tokens = self.folder / "t2.bin"
-        self.refuse(resume, '"t2.bin" stands where "t.bin" stood')
+        self.refuse(resume, 'files["t2.bin"].name is "t2.bin" instead of "t.bin"')
         text = self.folder / "text"
         text.write_text("All work and no play makes Jack a dull boy. " * 100)
         arguments = [str(part) for part in self.flags(self.run_folder, 4)]
         where = arguments.index("--tokens")
         arguments[where:where + 2] = ["--text", text]
         done = programs.run([programs.BIN / "llama_train", *arguments, *resume])
-        self.assertIn("they are text instead of tokens", done.stderr)
+        self.assertIn("text instead of tokens", done.stderr)
 
     def test_another_file_beside_the_tokenizer(self):
         tokenizer = self.folder / "tokenizer.json"
@@ -294,7 +294,7 @@ class Refusals(training_runs.TrainingRuns):
         (self.folder / "tokenizer_config.json").write_text('{"additional_special_tokens": ["work"]}')
         done = programs.run([programs.BIN / "llama_train", *flags, "--steps", 2, "--resume"])
         self.assertEqual(done.returncode, 1)
-        self.assertIn("of the files beside the tokenizer, there are 1 files instead of 0", done.stderr)
+        self.assertIn("tokenizer.beside has 1 entries instead of 0", done.stderr)
         (self.folder / "tokenizer_config.json").unlink()
         programs.train([*flags, "--steps", 2, "--resume"])
 

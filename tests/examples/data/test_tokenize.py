@@ -205,14 +205,14 @@ class Tokenize(programs.WithSharedFolder):
         path = self.write("a.txt", "some text")
         self.tokenize(path)
         made = ["t.json", "t_000000.bin"]
-        self.refuse([path, "--shard-tokens", 5], "is of other shards", '"tokens_a_shard" is 5', leaves=made)
+        self.refuse([path, "--shard-tokens", 5], "is of other shards", 'tokens_a_shard is 5', leaves=made)
         shard = self.out.with_name("t_000000.bin")
         whole = shard.read_bytes()
         shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        self.refuse([path], "has the shard", '"t_000000.bin" has other contents', leaves=made)
+        self.refuse([path], "has the shard", "t_000000.bin", "sampled_crc32c is", leaves=made)
         shard.write_bytes(whole)
         path.write_text("another text")
-        self.refuse([path], "is of other shards", '"a.txt" has 12 bytes', leaves=made)
+        self.refuse([path], "is of other shards", 'files["a.txt"].bytes is 12', leaves=made)
         self.out.with_name("t.json").unlink()
         self.refuse([path], "t_000000.bin", "is a shard of something else", leaves=made[1:])
 
@@ -225,14 +225,14 @@ class Tokenize(programs.WithSharedFolder):
         self.write("special_tokens_map.json", '{"additional_special_tokens": ["some"]}')
         done = programs.run(command)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("of the files beside the tokenizer, there are 1 files instead of 0", done.stderr)
+        self.assertIn("tokenizer.beside has 1 entries instead of 0", done.stderr)
         # As older programs wrote it.
         state = json.loads(manifest.read_text())
         del state["made_of"]["tokenizer"]["beside"]
         manifest.write_text(json.dumps(state))
         self.assertIn("which were there", programs.succeed(command).stdout)
         tokenizer.write_bytes(self.path.read_bytes() + b"\n")
-        self.assertIn('of the tokenizer, "tokenizer.json" has', programs.run(command).stderr)
+        self.assertIn("tokenizer.bytes is", programs.run(command).stderr)
 
     def test_reads_long_windows_of_zstd(self):
         """Windows of 256 MiB, as with zstd --long=28."""

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/generate/sampling.h"
+#include "examples/llama/generate/generate.h"
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);

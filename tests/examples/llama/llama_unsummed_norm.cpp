@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/models.h"
-#include "examples/llama/train/train.h"
+#include "examples/llama/start.h"
+#include "examples/llama/train/run.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/wrapped_world.h"
 

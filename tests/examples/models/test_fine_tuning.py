@@ -76,12 +76,12 @@ class FineTuning(programs.InFolder):
         steps, adapted = self.folder / "steps", self.folder / "adapted"
         programs.train([*self.data, "--steps", 1, "--checkpoint", steps])
         programs.train([*self.data, "--lora-rank", 2, "--lora-alpha", 5, "--steps", 1, "--checkpoint", adapted])
-        for source, flags, message in ((steps, ["--lora-rank", 2], "--lora-rank is 2, but was left out; give the same"),
-                                       (adapted, [], "--lora-rank is left out, but was 2; give the same"),
+        for source, flags, message in ((steps, ["--lora-rank", 2], "--lora-rank is 2 instead of left out; give the same"),
+                                       (adapted, [], "--lora-rank is left out instead of 2; give the same"),
                                        (adapted, ["--lora-rank", 2, "--lora-targets", "**.q_proj"],
                                         '--lora-targets is ["**.q_proj"] instead of'),
                                        (adapted, ["--lora-rank", 2],
-                                        "--lora-alpha is 2.0 instead of 5.0 (left out, it is --lora-rank); give the same"),
+                                        "--lora-alpha is 2.0 instead of 5.0; give the same"),
                                        (adapted, ["--lora-rank", 2, "--lora-alpha", 7, "--steps", 0, "--merge-lora",
                                                   "--save-hf", self.folder / "merged"],
                                         "--lora-alpha is 7.0 instead of 5.0; give the same")):
@@ -103,10 +103,10 @@ class FineTuning(programs.InFolder):
                 ([*lora, "--lora-rank", 3], "--lora-rank is 3 instead of 2"),
                 ([*lora, "--lora-dropout", 0.5], "--lora-dropout is 0.5 instead of 0.0"),
                 ([*lora, "--lora-targets", "**.q_proj"], '--lora-targets is ["**.q_proj"] instead of'),
-                (["--ema", 0.5], "--lora-rank is left out, but was 2"),
-                ([*lora, "--freeze", "model.norm.*"], '--freeze is ["model.norm.*"], but was left out'),
+                (["--ema", 0.5], "--lora-rank is left out instead of 2"),
+                ([*lora, "--freeze", "model.norm.*"], '--freeze is ["model.norm.*"] instead of left out'),
                 ([*lora, "--ema", 0.9], "--ema is 0.9 instead of 0.5"),
-                (lora[:4], "--ema is left out, but was 0.5")):
+                (lora[:4], "--ema is left out instead of 0.5")):
             with self.subTest(message):
                 done = programs.run([programs.BIN / "llama_train", *self.data, *flags, "--steps", 2, "--checkpoint",
                                      steps, "--resume"])

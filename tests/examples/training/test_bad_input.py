@@ -35,12 +35,39 @@ class BadInput(programs.InFolder):
         path.write_text(json.dumps(programs.SMALL | changes))
         return path
 
-    def test_mesh_that_is_not_the_world(self):
-        self.refuse(self.data(), "--dp 2", "--tp 2", "4 ranks", dp=2, tp=2, nproc=3)
+    def test_is_refused_by_name(self):
+        model = programs.make_model(self.folder, programs.SMALL)
+        weights = model / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        def shard(name, tokens, **kwargs):
+            return programs.write_tokens(self.folder / f"{name}.bin", tokens, **kwargs)
+        few_heads = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
+        for data, flags, words, mesh in (
+                ({}, [], ("--dp 2", "--tp 2", "4 ranks"), {"dp": 2, "tp": 2, "nproc": 3}),
+                ({"batch": 12}, ["--dp-replicate", 3], ("--dp 2 x --dp-replicate 3", "6 ranks, but 4", "--nproc 6"),
+                 {"dp": 2, "nproc": 4}),
+                ({"config": few_heads}, [], ("num_attention_heads 6", "tensor-parallel degree of 4"), {"tp": 4}),
+                ({"config": None, "model": model}, [], ("model.safetensors",), {"dp": 2}),
+                ({"tokens": shard("bad", range(200), magic=7)}, [], ("bad.bin", "magic"), {"dp": 2}),
+                ({"tokens": shard("few", range(50))}, [], ("50 tokens", "the batch of 4"), {"dp": 2}),
+                ({"tokens": shard("short", range(200), count=100000)}, [], ("short.bin", "100000"), {}),
+                ({"tokens": shard("high", [5] * 300 + [300] + [5] * 700)}, [], ("token 300", "position 300", "256"), {"dp": 2}),
+                ({}, ["--config-file", self.folder / "none.toml"], ("--config-file", "none.toml"), {}),
+                ({"config": self.folder / "none.json"}, [], ("none.json",), {"dp": 2}),
+                ({"tokens": self.folder / "none.bin"}, [], ("none.bin",), {"dp": 2}),
+                ({"config": None, "model": self.folder / "nowhere"}, [], ("nowhere",), {"dp": 2}),
+                ({"tokens": None, "jsonl": "a" * 300}, [], ("--jsonl", "File name too long"), {}),
+                ({"tokens": None, "jsonl": self.folder / "none*"}, [], ("--jsonl", "none*"), {}),
+                ({"seq": 2**63 - 1}, [], (f"--seq {2**63 - 1}", "256 positions"), {})):
+            with self.subTest(words):
+                self.refuse([*self.data(**data), *flags], *words, **mesh)
 
-    def test_heads_that_tp_does_not_divide(self):
-        config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
-        self.refuse(self.data(config=config), "num_attention_heads 6", "tensor-parallel degree of 4", tp=4)
+    def test_features_that_are_not_implemented(self):
+        for change, part in (({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "longrope"),
+                             ({"use_sliding_window": True}, "use_sliding_window"), ({"hidden_act": "gelu"}, "hidden_act"),
+                             ({"model_type": "gemma"}, "model_type")):
+            with self.subTest(change):
+                self.refuse(self.data(config=self.config_with(**change)), part, "changed.json")
 
     def test_what_does_not_fit_the_model_is_found_before_the_ranks_meet(self):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
@@ -56,92 +83,13 @@ class BadInput(programs.InFolder):
                 self.assertIn(message, done.stderr)
                 self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
-    def test_truncated_safetensors(self):
-        model = programs.make_model(self.folder, programs.SMALL)
-        weights = model / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-100])
-        self.refuse(self.data(config=None, model=model), "model.safetensors", dp=2)
-
-    def test_shard_with_a_bad_magic(self):
-        bad = programs.write_tokens(self.folder / "bad.bin", range(200), magic=7)
-        self.refuse(self.data(tokens=bad), "bad.bin", "magic", dp=2)
-
-    def test_shard_with_too_few_tokens(self):
-        few = programs.write_tokens(self.folder / "few.bin", range(50))
-        self.refuse(self.data(tokens=few), "50 tokens", "the batch of 4", dp=2)
-
-    def test_truncated_shard(self):
-        short = programs.write_tokens(self.folder / "short.bin", range(200), count=100000)
-        self.refuse(self.data(tokens=short), "short.bin", "100000")
-
-    def test_token_beyond_the_vocabulary(self):
-        high = programs.write_tokens(self.folder / "high.bin", [5] * 300 + [300] + [5] * 700)
-        self.refuse(self.data(tokens=high), "token 300 at position 300", "256", dp=2)
-
-    def test_unknown_flag_names_the_nearest(self):
-        self.refuse([*self.data(), "--stpes", "3"], "--stpes", "--steps")
-
-    def test_unknown_name_in_the_config_file(self):
-        file = self.folder / "run.toml"
-        file.write_text("stepz = 3\n")
-        self.refuse([*self.data(), "--config-file", file], "stepz", "--steps")
-        file.write_text("[training]\nstepz = 3\n")
-        self.refuse([*self.data(), "--config-file", file], '"stepz" in [training] of', "--steps")
-
-    def test_name_in_another_section_of_the_config_file(self):
-        file = self.folder / "run.toml"
-        file.write_text("[model]\nsteps = 3\n")
-        self.refuse([*self.data(), "--config-file", file],
-                    '"steps" is in [model], but belongs to [training]; move it there')
-
-    def test_unreadable_config_file(self):
-        self.refuse([*self.data(), "--config-file", self.folder / "none.toml"], "can't read --config-file", "none.toml")
-
-    def test_missing_files(self):
-        self.refuse(self.data(config=self.folder / "none.json"), "none.json", dp=2)
-        self.refuse(self.data(tokens=self.folder / "none.bin"), "none.bin", dp=2)
-        self.refuse(self.data(config=None, model=self.folder / "nowhere"), "nowhere", dp=2)
-
-    def test_batch_that_dp_does_not_divide(self):
-        self.refuse(self.data(batch=5), "--batch 5", "--dp 2", dp=2)
-
-    def test_batch_that_micro_batches_do_not_divide(self):
-        self.refuse([*self.data(batch=4), "--accumulate", 4], "--batch 4", "--dp 2 x --accumulate 4",
-                    dp=2)
-
-    def test_replicas_that_do_not_fit(self):
-        self.refuse([*self.data(batch=12), "--dp-replicate", 3], "--dp 2 x --dp-replicate 3",
-                    "6 ranks, but 4", "--nproc 6", dp=2, nproc=4)
-
-    def test_degrees_of_zero(self):
-        for flag in ("--dp", "--tp", "--dp-replicate", "--accumulate", "--batch"):
-            with self.subTest(flag):
-                self.refuse([*self.data(), flag, "0"], flag, "0")
-
-    def test_values_that_a_flag_does_not_have(self):
-        for flag, value in [("--zero", "1"), ("--param-dtype", "fp8"), ("--reduce-dtype", "int8"),
-                            ("--ac", "sometimes"), ("--accumulate", "half")]:
-            with self.subTest(flag):
-                self.refuse([*self.data(), flag, value], flag, value)
-
-    def test_features_that_are_not_implemented(self):
-        for change, part in [({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "longrope"),
-                             ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq"),
-                             ({"use_sliding_window": True}, "use_sliding_window"),
-                             ({"hidden_act": "gelu"}, "hidden_act"),
-                             ({"model_type": "mistral"}, "architectures"),
-                             ({"model_type": "gemma"}, "model_type")]:
-            with self.subTest(change):
-                self.refuse(self.data(config=self.config_with(**change)), part, "changed.json")
-
     def test_port_in_use(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            done = programs.run([programs.BIN / "tessera-run", "--nproc", 2, "--nnodes", 2,
-                                 "--node-rank", 0, "--rdzv", f"127.0.0.1:{port}", "--",
-                                 programs.BIN / "llama_train", *self.data(), "--dp", 4], timeout=60)
+            rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            done = programs.run([programs.BIN / "llama_train", *self.data(), "--dp", 2], timeout=60, env=os.environ | rank)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(str(port), done.stderr)
 
@@ -153,14 +101,6 @@ class BadInput(programs.InFolder):
         self.assertNotEqual(done.returncode, 0, done.stdout)
         self.assertIn("[rank 1] llama_train:", done.stderr)
         self.assertIn("none.bin", done.stderr)
-
-    def test_jsonl_that_is_not_there(self):
-        for name, reason in (("a" * 300, "(File name too long)"), (self.folder / "none*", "'; name files that exist")):
-            self.refuse(self.data(tokens=None, jsonl=name), f"--jsonl: no file matches '{name}'", reason)
-
-    def test_sequences_beyond_the_positions(self):
-        for length in (10**12, 2**63 - 1):
-            self.refuse(self.data(seq=length), f"--seq {length} is more than", "256 positions")
 
     def test_data_that_differ_between_ranks(self):
         others = self.folder / "others" / self.tokens.name
@@ -174,7 +114,7 @@ class BadInput(programs.InFolder):
                 done = programs.run(programs.on_ranks(2, ["env", f"DEGREE={degree}", "sh", "-c", script]), timeout=60)
                 self.assertNotEqual(done.returncode, 0, done.stdout)
                 self.assertIn("the data of rank 1 are not those of rank 0: ", done.stderr)
-                self.assertIn(f'"{self.tokens.name}" has ', done.stderr)
+                self.assertIn(f'files["{self.tokens.name}"]', done.stderr)
 
     def test_options_that_differ_between_ranks(self):
         flags = " ".join(str(part) for part in self.data())
@@ -212,8 +152,7 @@ class BadInput(programs.InFolder):
                 script = f"exec {programs.BIN}/llama_train $DEGREE 2 {flags} --document-mask"
                 done = programs.run(programs.on_ranks(2, ["env", f"DEGREE={degree}", "sh", "-c", script]), timeout=60)
                 self.assertEqual(done.returncode, 1, done.stdout)
-                self.assertIn('the data of rank 1 are not those of rank 0: their samples are made by '
-                              '{"document_mask":true,"end":[9]} instead of {"document_mask":true,"end":[7]}', done.stderr)
+                self.assertIn('the data of rank 1 are not those of rank 0: training.samples.end[0] is 9 instead of 7', done.stderr)
 
     def test_held_out_texts_that_differ_between_ranks(self):
         texts = [self.folder / f"{rank}/text" for rank in (0, 1)]
@@ -224,4 +163,4 @@ class BadInput(programs.InFolder):
         script = f"exec {programs.BIN}/llama_train --dp 2 {flags} --eval-text {self.folder}/$RANK/text"
         done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
         self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertIn('the data of rank 1 are not those of rank 0: of the held-out data, "text" has other contents', done.stderr)
+        self.assertIn('the data of rank 1 are not those of rank 0: held-out["text"].sampled_crc32c is', done.stderr)

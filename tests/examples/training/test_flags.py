@@ -38,17 +38,6 @@ class Help(unittest.TestCase):
         headings = [section for i, (section, _) in enumerate(self.all) if i == 0 or self.all[i - 1][0] != section]
         self.assertEqual(sorted(set(headings)), sorted(headings))
 
-    def test_the_page_has_the_flags_in_these_sections(self):
-        page = (programs.ROOT / "docs/programs/training.md").read_text()
-        section, found = "Options", set()
-        for line in page.split("| flag | default | meaning |\n")[1].split("\n\n")[0].splitlines():
-            if heading := re.match(r"\| \*\*`\[(\w+)\]`", line):
-                section = heading[1]
-            elif line.startswith("| `--"):
-                shown = line.split(" | ")[0]
-                found |= {(section, name) for name in re.findall(r"--(?:\[no-\])?([a-z][a-z0-9-]*)", shown)}
-        self.assertEqual(found, {(section, name) for section, name in self.all if not name.startswith("help")})
-
     def test_a_plan_has_its_own_flags_beside_them(self):
         shared = {name for _, name in self.all}
         own = {name for section, name in sections("llama_plan", "--help-all") if section == "plan"}

@@ -17,19 +17,12 @@ class HalfPrecision(programs.InFolder):
         flags = ["--steps", 4, "--batch", 4, "--seq", 32, "--param-dtype"]
         want = self.rows([*flags, "fp32"])
         self.assertNotIn("loss_scale", want[0])
-        for mesh, more in (((1, 1), []), ((2, 2), []), ((2, 2), ["--loss-chunks", 4])):
+        for mesh, more in (((1, 1), []), ((2, 2), []), ((2, 2), ["--loss-chunks", 4]),
+                           ((1, 2, 2), ["--zero", 2, "--accumulate", 2, "--offload", "--ac", "full"])):
             for ours, theirs in zip(self.rows([*flags, "fp16", *more], *mesh), want):
                 self.assertEqual((ours["loss_scale"], ours["skipped"]), (INITIAL_SCALE, False))
                 self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
                 self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
-
-    def test_goes_with_every_other_kind_of_training(self):
-        flags = ["--steps", 2, "--batch", 8, "--seq", 32]
-        want = self.rows(flags)
-        extra = ["--param-dtype", "fp16", "--zero", 2, "--accumulate", 2, "--offload", "--ac", "full"]
-        for ours, theirs in zip(self.rows([*flags, *extra], 1, 2, 2), want):
-            self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
-            self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
 
     def test_losses_with_narrow_moments_are_those_with_wide_ones(self):
         flags = ["--steps", 40, "--batch", 4, "--seq", 32, "--lr", 3e-3, "--moment-dtype"]

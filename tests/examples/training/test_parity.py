@@ -34,41 +34,31 @@ class Parity(programs.InFolder):
             self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-3,
                             f"gradient norm of step {step}")
 
-    def test_even_sizes_on_every_mesh(self):
-        self.run_case(programs.SMALL, 64, [(1, 1, []), (4, 1, []), (2, 2, []), (1, 4, [])])
+    # Each flag is in a row, beside others.
+    def test_even_sizes(self):
+        self.run_case(programs.SMALL, 64, [
+            (1, 1, []), (4, 1, ["--loss-chunks", 3]), (2, 2, ["--no-sp"]), (1, 4, ["--no-loss-parallel"]),
+            (1, 2, ["--no-sp", "--no-loss-parallel", "--zero", 2])])
 
     def test_sizes_that_do_not_divide(self):
-        self.run_case(programs.ODD, 80, [(1, 1, []), (4, 1, []), (2, 2, []), (1, 4, [])])
-
-    def test_without_sequence_or_loss_parallelism(self):
-        self.run_case(programs.SMALL, 64, [(2, 2, ["--no-sp"]), (2, 2, ["--no-loss-parallel"]),
-                                           (1, 2, ["--no-sp", "--no-loss-parallel"])])
-
-    def test_head_and_loss_in_parts(self):
-        self.run_case(programs.SMALL, 64, [(2, 2, ["--loss-chunks", 3])], steps=8)
-        self.run_case(programs.TIED, 48, [(2, 2, ["--loss-chunks", 5, "--no-sp"]), (
-            1, 2, ["--loss-chunks", 2, "--accumulate", 2, "--zero", 2])], steps=8)
-
-    def test_kinds_of_fsdp_and_what_they_combine_with(self):
         self.run_case(programs.ODD, 80, [
-            (2, 1, ["--zero", 2, "--accumulate", 3], 2), (1, 2, ["--ac", "full"], 2),
-            (2, 2, ["--zero", 2, "--offload", "--ac", "selective"]),
-            (2, 2, ["--accumulate", 3, "--offload"]), (3, 1, ["--accumulate", 2, "--ac", "full"])],
+            (1, 4, []), (2, 2, []), (2, 1, ["--zero", 2, "--accumulate", 3], 2), (1, 2, ["--ac", "full"], 2),
+            (2, 2, ["--zero", 2, "--offload", "--ac", "selective"]), (3, 1, ["--accumulate", 2, "--offload", "--ac", "full"])],
             steps=6, batch=12)
 
     def test_tied_embeddings_and_head_dim(self):
-        self.run_case(programs.TIED, 48, [(1, 1, []), (2, 2, []), (2, 1, []), (1, 2, [])])
+        self.run_case(programs.TIED, 48, [
+            (2, 2, []), (2, 2, ["--loss-chunks", 5, "--no-sp"]), (1, 2, ["--loss-chunks", 2, "--accumulate", 2, "--zero", 2])],
+            steps=8)
 
 
 class Optimizers(programs.InFolder):
     """Every mesh trains as one rank does, and each flag changes something."""
-    FLAGS = [["--optimizer", "sgd", "--momentum", 0.8],
-             ["--optimizer", "muon", "--decay-matrices-only", "--weight-decay", 10],
-             ["--betas", "0.7,0.8", "--eps", 1e-3], ["--moment-dtype", "bf16"],
-             ["--weight-decay", 30], ["--weight-decay", 30, "--decay-matrices-only"],
-             ["--schedule", "wsd", "--decay-ratio", 0.5, "--min-lr", 1e-4],
-             ["--z-loss", 0.1, "--label-smoothing", 0.2], ["--shuffle", 3], ["--dropout", 0.3, "--accumulate", 2],
-             ["--lora-rank", 2, "--lora-dropout", 0.5, "--accumulate", 2]]
+    FLAGS = [["--optimizer", "sgd", "--momentum", 0.8, "--z-loss", 0.1, "--label-smoothing", 0.2],
+             ["--optimizer", "muon", "--decay-matrices-only", "--weight-decay", 10, "--shuffle", 3],
+             ["--betas", "0.7,0.8", "--eps", 1e-3, "--schedule", "wsd", "--decay-ratio", 0.5, "--min-lr", 1e-4],
+             ["--moment-dtype", "bf16", "--weight-decay", 30],
+             ["--lora-rank", 2, "--lora-dropout", 0.5, "--dropout", 0.3, "--accumulate", 2]]
 
     def test_train_as_one_rank_does(self):
         seen = set()

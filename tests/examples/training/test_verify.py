@@ -65,8 +65,8 @@ class Verify(unittest.TestCase):
                                                   "--verify"]))
         self.assertEqual(done.returncode, 1)
         errors = [line for line in done.stderr.splitlines() if "verify: " in line]
-        self.assertEqual(len(errors), 1, done.stderr)
-        self.assertRegex(errors[0], r"\[ranks 0, 1\] llama_unsummed_norm: verify: the gradient of parameter "
+        self.assertIn(len(errors), (1, 2), done.stderr)  # the launcher may end the other rank before it prints its line
+        self.assertRegex(errors[0], r"\[rank \d\] llama_unsummed_norm: verify: the gradient of parameter "
                                     r"'model\.norm\.weight', \[64\] on \(dp=1, tp=2\) as .* is not one rank's: "
                                     r"at \[.*; all outputs are equal, so look at what sums this gradient")
         self.assertNotIn("step:", done.stdout)

@@ -5,8 +5,7 @@
 #include <cstdlib>
 
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
-#include "tessera/fsdp/collectives.h"
+#include "fsdp/unit.h"
 #include "testing/environment.h"
 
 namespace tessera::fsdp {
@@ -59,36 +58,10 @@ at::Tensor run_both(Pair& model, bool take_a) {
 
 const auto kNamed = AllOf(HasSubstr("unit 'a'"), HasSubstr("unit 'b'"), HasSubstr("may_be_unused"));
 
-/// What may stand in the way of a gather.
-enum class Gather { kPlain, kOwn, kEncoded };
-
-class DisagreeingGathers : public Disagreement, public ::testing::WithParamInterface<Gather> {
- protected:
-  static Options options() {
-    Options options;
-    if (GetParam() == Gather::kEncoded) {
-      options.all_gather_extension = [](const std::string&, const at::Tensor&) {
-        return std::optional(AllGatherExtension{
-            [](const at::Tensor& shard) { return EncodedShard{.tensors = {shard}}; },
-            [](const std::vector<at::Tensor>& tensors, const std::any&) { return tensors[0]; }});
-      };
-    }
-    return options;
-  }
-  static void set_own(Pair& model) {
-    if (GetParam() == Gather::kOwn) {
-      set_custom_all_gather(model, [](auto& group, const auto& output, const auto& input) {
-        return group.all_gather(output, input);
-      });
-    }
-  }
-};
-
-TEST_P(DisagreeingGathers, HandOutNoResult) {
+TEST_F(Disagreement, HandOutNoResult) {
   for (const bool with_gradients : {false, true}) {
     const std::vector<std::string> errors = ErrorsOfRanks(3, [&](Rank& rank) {
-      Pair model(rank.mesh({3}, {"dp"}), options());
-      set_own(model);
+      Pair model(rank.mesh({3}, {"dp"}));
       const c10::AutoGradMode grad(with_gradients);
       run_one(model, rank.rank() == 1);
     });
@@ -97,12 +70,9 @@ TEST_P(DisagreeingGathers, HandOutNoResult) {
 }
 
 // Frozen: nothing is reduced.
-TEST_P(DisagreeingGathers, AreNamedInBackward) {
+TEST_F(Disagreement, AreNamedInBackward) {
   const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Options zero3 = options();
-    zero3.reshard_after_forward = true;
-    Pair model(rank.mesh({3}, {"dp"}), zero3);
-    set_own(model);
+    Pair model(rank.mesh({3}, {"dp"}), {.reshard_after_forward = true});
     for (const auto& [name, slot] : model.named_slots()) {
       slot->get().set_requires_grad(false);
     }
@@ -111,9 +81,6 @@ TEST_P(DisagreeingGathers, AreNamedInBackward) {
   });
   EXPECT_THAT(errors, Each(kNamed));
 }
-
-INSTANTIATE_TEST_SUITE_P(Ways, DisagreeingGathers,
-                         ::testing::Values(Gather::kPlain, Gather::kOwn, Gather::kEncoded));
 
 TEST_F(Disagreement, IsNamedBetweenNeighbours) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
@@ -250,32 +217,6 @@ TEST_F(Disagreement, IsNamedForReplicatedUnits) {
   EXPECT_THAT(errors, Each(kNamed));
 }
 
-/// As on a GPU, a gather that not all ranks make does not block the others.
-comm::WorkPtr gather_alone(comm::Communicator& group, const at::Tensor& output,
-                           const at::Tensor& input) {
-  output.copy_(input.expand_as(output));
-  return group.all_gather(output.view({-1}).narrow(0, 0, 0), input.narrow(0, 0, 0));
-}
-
-TEST_F(Disagreement, NamesAUnitThatOneRankSkipsAtTheEndOfForward) {
-  // Ending within the deadline of the fixture shows that no rank waits for the time-out.
-  const RanksOptions options{.world = {.timeout = std::chrono::minutes(10)}};
-  const std::vector<std::string> errors = ErrorsOfRanks(
-      4,
-      [](Rank& rank) {
-        Pair model(rank.mesh({4}, {"dp"}));
-        set_custom_all_gather(model, gather_alone);
-        model(input(), true, rank.rank() != 2);
-      },
-      options);
-  for (const int rank : {0, 1, 3}) {
-    EXPECT_THAT(errors[static_cast<std::size_t>(rank)],
-                HasSubstr("call 2 is all_gather for unit 'b' on this rank, nothing on rank 2;"));
-  }
-  EXPECT_THAT(errors[2],
-              HasSubstr("nothing on this rank, all_gather for unit 'b' on ranks 0, 1, 3;"));
-}
-
 TEST_F(Disagreement, NamesAUnitThatOneRankSkipsAtTheTimeOutWhereGathersWait) {
   const RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
   const std::vector<std::string> errors = ErrorsOfRanks(
@@ -289,21 +230,6 @@ TEST_F(Disagreement, NamesAUnitThatOneRankSkipsAtTheTimeOutWhereGathersWait) {
   EXPECT_THAT(errors[1], HasSubstr("all_gather for unit 'b'"));
   EXPECT_THAT(errors[2], HasSubstr("agreement on the calls in group 'dp'"));
   EXPECT_THAT(errors[2], HasSubstr("after all_gather for unit 'a'"));
-}
-
-// It has not agreed on what it called until then.
-TEST_F(Disagreement, IsNamedWhereARankContinuesAfterItsError) {
-  const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Pair model(rank.mesh({2}, {"dp"}));
-    set_custom_all_gather(model, gather_alone);
-    if (rank.rank() == 0) {
-      model.b->add_forward_pre_hook([](auto&, nn::TensorList) { fail("the hook failed"); });
-      EXPECT_ERROR(run_both(model, true), "the hook failed");
-    }
-    run_one(model, true);
-  });
-  EXPECT_THAT(errors[0], HasSubstr("call 2 is all_gather for unit 'b' on this rank, nothing"));
-  EXPECT_THAT(errors[1], HasSubstr("call 2 is nothing on this rank"));
 }
 
 TEST_F(Disagreement, CostsNoBytes) {

@@ -6,8 +6,7 @@
 
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
-#include "tessera/fsdp/collectives.h"
+#include "fsdp/unit.h"
 #include "testing/environment.h"
 
 namespace tessera::fsdp {
@@ -65,74 +64,6 @@ TEST(DifferentReductions, AreDetectedWithoutChangingValues) {
       local_loss(model, rank).backward();
       expect_gradients(model, expected);
     }
-  });
-}
-
-TEST(FailedGather, IsNotUsedAsValues) {
-  RunRanks(2, [](Rank& rank) {
-    for (const bool at_wait : {false, true}) {
-      struct Failing final : comm::Work {
-        void wait() override { fail("the gather was lost"); }
-      };
-      Filled<nn::Linear> linear(3, 4, {.bias = false});
-      const at::Tensor expected = linear.weight->detach().clone();
-      fully_shard(linear, rank.mesh({2}, {"dp"}));
-      set_custom_all_gather(linear, [&](auto&, auto&, auto&) -> comm::WorkPtr {
-        if (!at_wait) {
-          fail("the gather was lost");
-        }
-        return std::make_shared<Failing>();
-      });
-      EXPECT_ERROR(unshard(linear), "the gather was lost");
-      EXPECT_ERROR(unshard(linear), "the gather was lost");
-      EXPECT_FALSE(linear.attached<Unit>()->unsharded());
-      set_custom_all_gather(
-          linear, [](comm::Communicator& group, const at::Tensor& output, const at::Tensor& input) {
-            return group.all_gather(output, input);
-          });
-      unshard(linear);
-      EXPECT_TRUE(linear.weight->equal(expected));
-    }
-  });
-}
-
-std::unique_ptr<SmallModel> stage(Rank& rank) {
-  auto model = std::make_unique<SmallModel>(testing::kDim, testing::kHidden, testing::kClasses);
-  testing::fill(*model);
-  shard(*model, rank.mesh({rank.size()}, {"dp"}));
-  return model;
-}
-
-TEST(SharedContext, SurvivesARootThatGoesWithReductionsUnderWay) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(2, [&](Rank& rank) {
-    auto first = stage(rank), second = stage(rank);
-    share_context({first.get(), second.get()});
-    set_is_last_backward(*first, false);
-    local_loss(*first, rank).backward();
-    first.reset();
-    local_loss(*second, rank).backward();
-    expect_gradients(*second, expected);
-  });
-}
-
-TEST(SharedContext, KeepsOthersReductionsWhenABackwardFailed) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(2, [&](Rank& rank) {
-    auto first = stage(rank), second = stage(rank);
-    share_context({first.get(), second.get()});
-    const at::Tensor loss = local_loss(*second, rank);
-    set_is_last_backward(*first, false);
-    local_loss(*first, rank).backward();  // the root's reduction is under way
-    const at::Tensor y = testing::batch(testing::kDim, 0).requires_grad_();
-    const at::Tensor out = (*second)(y);
-    out.register_hook(
-        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the hook failed"); });
-    EXPECT_THROWN(std::runtime_error, out.sum().backward(), "the hook failed");
-    set_is_last_backward(*first, true);
-    local_loss(*second, rank).backward();
-    expect_gradients(*first, expected);
-    expect_gradients(*second, expected);
   });
 }
 

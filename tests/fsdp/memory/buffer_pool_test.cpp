@@ -1,4 +1,4 @@
-#include "fsdp/memory/buffer_pool.h"
+#include "fsdp/buffers.h"
 
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
@@ -42,49 +42,6 @@ TEST(BufferPool, KeepsLanesApart) {
   const void* memory = first.tensor.data_ptr();
   p.pool.release(std::move(first), nullptr);
   EXPECT_NE(p.pool.acquire(100, at::kFloat, Lane::kCompute).tensor.data_ptr(), memory);
-}
-
-TEST(BufferPool, KeepsGroupsApart) {
-  const auto first = comm::fake_world(0, 2)->group({0, 1}, "a");
-  const auto second = comm::fake_world(0, 2)->group({0, 1}, "b");
-  for (comm::Communicator* other : {static_cast<comm::Communicator*>(nullptr), second.get()}) {
-    Pool p;
-    BufferPool::Buffer buffer = p.pool.acquire(100, at::kFloat, Lane::kAllGather, {first.get()});
-    const at::Tensor memory = buffer.bytes;  // stays allocated
-    p.pool.release(std::move(buffer), nullptr);
-    EXPECT_FALSE(p.pool.acquire(100, at::kFloat, Lane::kAllGather, {other}).bytes.is_same(memory));
-  }
-  Pool p;
-  BufferPool::Buffer buffer = p.pool.acquire(100, at::kFloat, Lane::kAllGather, {first.get()});
-  const at::Tensor memory = buffer.bytes;
-  p.pool.release(std::move(buffer), nullptr);
-  EXPECT_TRUE(
-      p.pool.acquire(100, at::kFloat, Lane::kAllGather, {first.get()}).bytes.is_same(memory));
-}
-
-TEST(BufferPool, KeepsFunctionsApart) {
-  const auto group = comm::fake_world(0, 2)->group({0, 1}, "a");
-  const auto make = [] {
-    return std::make_shared<const AllocateBuffer>(
-        [](comm::Communicator&, std::int64_t numel, const c10::TensorOptions& options) {
-          return at::empty({numel}, options);
-        });
-  };
-  const MemorySource own{group.get(), make()};
-  for (const MemorySource& other :
-       {MemorySource{}, MemorySource{group.get()}, MemorySource{group.get(), make()}}) {
-    Pool p;
-    BufferPool::Buffer buffer = p.pool.acquire(100, at::kFloat, Lane::kAllGather, own);
-    const at::Tensor memory = buffer.bytes;  // stays allocated
-    p.pool.release(std::move(buffer), nullptr);
-    EXPECT_FALSE(p.pool.acquire(100, at::kFloat, Lane::kAllGather, other).bytes.is_same(memory));
-  }
-  Pool p;
-  p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kAllGather, own), nullptr);
-  // As another type: the function is not asked again.
-  const BufferPool::Buffer reused = p.pool.acquire(200, at::kHalf, Lane::kAllGather, own);
-  EXPECT_EQ(reused.tensor.scalar_type(), at::kHalf);
-  EXPECT_EQ(p.pool.idle_bytes(), 0);
 }
 
 TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {

@@ -11,8 +11,7 @@ namespace {
 
 using testing::MemoryScope;
 
-constexpr std::int64_t kDim = 128, kHidden = 512, kClasses = 8, kDepth = 4, kRanks = 4,
-                       kReplicas = 2;
+constexpr std::int64_t kDim = 128, kHidden = 512, kClasses = 8, kDepth = 4, kRanks = 4;
 constexpr std::int64_t kBlock = 4 * (2 * kDim * kHidden + kHidden + kDim);
 constexpr std::int64_t kBeside = 4 * (kDim * kClasses + kClasses);
 constexpr std::int64_t kAll = kDepth * kBlock + kBeside;
@@ -27,9 +26,7 @@ at::Tensor loss_of(SmallModel& model) {
 std::shared_ptr<SmallModel> sharded(Rank& rank, const Options& options) {
   auto model = std::make_shared<SmallModel>(kDim, kHidden, kClasses, static_cast<int>(kDepth));
   testing::fill(*model);
-  const DeviceMesh mesh = options.shard_over_replicas
-                              ? rank.mesh({kReplicas, kRanks / kReplicas}, {"replicate", "shard"})
-                              : rank.mesh({kRanks}, {"dp"});
+  const DeviceMesh mesh = rank.mesh({kRanks}, {"dp"});
   testing::shard(*model, mesh, options);
   return model;
 }
@@ -105,18 +102,6 @@ TEST(Memory, Zero2StaysWithinItsBound) {
   EXPECT_LE(p.forward, 3 * kShards + kAll + kBlock + kSlack);
   EXPECT_LE(p.backward, 3 * kShards + kAll + 3 * kBlock / 2 + kSlack);
   EXPECT_LE(p.zeroed, 3 * kShards + kSlack);
-}
-
-// A half of what is computed with, beside the shards, until the step's gradients are complete.
-TEST(Memory, Zero3OverReplicasStaysWithinItsBound) {
-  const Peaks p = peaks({.mp_policy = {.param_dtype = at::kBFloat16}, .shard_over_replicas = true});
-  constexpr std::int64_t kPieces = kAll / 2 / (kRanks / kReplicas);
-  EXPECT_LE(p.init, kShards + kBlock);
-  EXPECT_LE(p.forward, 3 * kShards + kPieces + (3 * kBlock + kBeside) / 2 + kSlack);
-  EXPECT_LE(p.backward, 4 * kShards + kPieces + (3 * kBlock + kBeside) / 2 + kSlack);
-  EXPECT_LE(p.step, 4 * kShards + kSlack);
-  EXPECT_LE(p.zeroed, 3 * kShards + kSlack);
-  EXPECT_LE(p.deleted, 4096);
 }
 
 /// With lanes, memory that another lane has used is kept until an event: as on CUDA.

@@ -4,9 +4,9 @@
 
 #include <limits>
 
-#include "fsdp/parameter_group/comm_context.h"
+#include "fsdp/param_group.h"
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/unit.h"
 #include "tessera/comm/streams.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"

@@ -1,4 +1,4 @@
-#include "fsdp/memory/reusable_storage.h"
+#include "fsdp/buffers.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/full.h>

@@ -2,7 +2,7 @@
 
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/unit.h"
 
 namespace tessera::fsdp {
 namespace {

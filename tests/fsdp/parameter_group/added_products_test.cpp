@@ -73,7 +73,6 @@ INSTANTIATE_TEST_SUITE_P(
         Arrangement{"OneRank", {1}, {"dp"}}, Arrangement{"Uneven", {3}, {"dp"}},
         Arrangement{"Whole", {2}, {"dp"}, {.reshard_after_forward = false}},
         Arrangement{"Replicas", {2, 2}, {"replicate", "shard"}},
-        Arrangement{"OverReplicas", {2, 2}, {"replicate", "shard"}, {.shard_over_replicas = true}},
         Arrangement{"OnTheHost", {2}, {"dp"}, {.offload_policy = OffloadPolicy{}}},
         Arrangement{"Unused", {2}, {"dp"}, {.may_be_unused = true}}),
     [](const auto& info) { return info.param.name; });

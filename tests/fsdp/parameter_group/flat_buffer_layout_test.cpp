@@ -1,5 +1,5 @@
 // Sizes, types and places of a group: no rank and no memory is needed.
-#include "fsdp/parameter_group/flat_buffer_layout.h"
+#include "fsdp/buffers.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "fsdp/parameter_group/flat_buffer_layout.h"
+#include "fsdp/buffers.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

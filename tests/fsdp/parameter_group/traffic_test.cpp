@@ -106,54 +106,6 @@ TEST(Traffic, IsOneGatherOfAllRanksAndOneOfTheNeighboursAUnit) {
   });
 }
 
-class TrafficOverReplicas : public ::testing::TestWithParam<std::pair<int, int>> {};
-
-TEST_P(TrafficOverReplicas, IsOneGatherOfAllRanksAStepAndUnit) {
-  const std::int64_t shards = GetParam().second, ranks = GetParam().first * shards;
-  const std::int64_t all_units = kDepth * block_shard(ranks) + head_shard(ranks);
-  RunRanks(static_cast<int>(ranks), [&](Rank& rank) {
-    testing::Filled<SmallModel> model(kDim, kHidden, kClasses, kDepth);
-    const DeviceMesh mesh = rank.mesh({ranks / shards, shards}, {"replicate", "shard"});
-    for (const auto& block : model.blocks) {
-      fully_shard(*block, mesh, {.shard_over_replicas = true});
-    }
-    fully_shard(model, mesh, {.shard_over_replicas = true});
-    comm::TrafficTable before = rank.world()->traffic().table();
-    const auto traffic_since = [&] {
-      const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-      before = rank.world()->traffic().table();
-      return traffic;
-    };
-    set_is_last_backward(model, false);
-    for (const bool first : {true, false, true}) {
-      const at::Tensor loss = testing::loss_of(model, testing::uniform_values({4, kDim}, 1), 0, 4);
-      const auto forward = traffic_since();
-      EXPECT_EQ(forward.size(), 1u);
-      if (first) {
-        EXPECT_EQ(forward.at({"replicate_shard", "all_gather"}).calls, kDepth + 1);
-        EXPECT_EQ(forward.at({"replicate_shard", "all_gather"}).bytes, 4 * all_units);
-      } else {
-        EXPECT_EQ(forward.at({"shard", "all_gather"}).calls, kDepth + 1);
-        EXPECT_EQ(forward.at({"shard", "all_gather"}).bytes,
-                  (kDepth * kept_block(ranks, shards) + kept_head(ranks, shards)) / shards);
-      }
-      set_is_last_backward(model, !first);
-      loss.backward();
-      const auto backward = traffic_since();
-      EXPECT_EQ(backward.size(), 2u);
-      EXPECT_EQ(backward.at({"shard", "all_gather"}).calls, kDepth);
-      EXPECT_EQ(backward.at({"shard", "all_gather"}).bytes,
-                kDepth * kept_block(ranks, shards) / shards);
-      EXPECT_EQ(backward.at({"replicate_shard", "reduce_scatter"}).calls, kDepth + 1);
-      EXPECT_EQ(backward.at({"replicate_shard", "reduce_scatter"}).bytes,
-                4 * ranks * packed_units(ranks));
-    }
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Meshes, TrafficOverReplicas,
-                         ::testing::Values(std::pair{2, 2}, std::pair{2, 3}, std::pair{3, 2}));
-
 TEST(Traffic, IsTheSameWithAllRanksAsNeighboursAsWithNone) {
   RunRanks(4, [](Rank& rank) {
     const auto traffic =
@@ -301,18 +253,6 @@ std::vector<Formula> formulas() {
       {"HsdpZero2", 1, kZero2, {}, (kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
       {"HsdpAllReduceLast", 3, kZero2, all_reduce_last,
        3 * (kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
-      {"HsdpOverReplicas",
-       3,
-       {.reshard_after_forward = true, .shard_over_replicas = true},
-       set_last,
-       (kGather + 3 * kReduction) * kOf4 + 5 * kGather * kOf2,
-       true},
-      {"HsdpOverReplicasZero2SyncLast",
-       3,
-       {.reshard_after_forward = false, .shard_over_replicas = true},
-       sync_last,
-       (kGather + kReduction) * kOf4 + 2 * kGather * kOf2,
-       true},
       {"Replicate", 2, {}, {}, 2 * 2 * kReduction * kOf4, false, true},
   };
 }

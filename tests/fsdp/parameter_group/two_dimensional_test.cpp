@@ -231,12 +231,6 @@ TEST(TwoDimensional, ReplicatesOverAThirdDimension) {
   });
 }
 
-TEST(TwoDimensional, ShardsOverReplicasInAThirdDimension) {
-  expect_training_in_three_dimensions([](nn::ModuleBase& module, const DeviceMesh& mesh) {
-    fully_shard(module, mesh[{"replicate", "dp"}], {.shard_over_replicas = true});
-  });
-}
-
 TEST(TwoDimensional, ShardsOverAFlattenedMesh) {
   expect_training_in_three_dimensions([](nn::ModuleBase& module, const DeviceMesh& mesh) {
     fully_shard(module, mesh[{"replicate", "dp"}].flatten("all_dp"));

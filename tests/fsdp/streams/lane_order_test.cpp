@@ -1,7 +1,7 @@
 // Which lane waits for compute outside of the usual step, and on one rank.
 
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/unit.h"
 #include "recording_streams.h"
 
 namespace tessera::fsdp {

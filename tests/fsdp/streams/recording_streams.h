@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/parameter_group/comm_context.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/param_group.h"
+#include "fsdp/unit.h"
 #include "tessera/comm/streams.h"
 
 namespace tessera::testing {

@@ -4,9 +4,8 @@
 #include <algorithm>
 
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/unit.h"
 #include "recording_streams.h"
-#include "tessera/fsdp/collectives.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/unit.h"
 #include "recording_streams.h"
-#include "tessera/fsdp/collectives.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -73,7 +72,6 @@ INSTANTIATE_TEST_SUITE_P(
     Modes, AsyncOp,
     ::testing::Values(
         Arrangement{"Plain", {3}, {"dp"}}, Arrangement{"Hsdp", {2, 2}, {"replicate", "shard"}},
-        Arrangement{"OverReplicas", {2, 2}, {"replicate", "shard"}, {.shard_over_replicas = true}},
         Arrangement{"Neighbours", {4}, {"dp"}, {.post_forward_mesh_size = 2}},
         Arrangement{"Columns",
                     {3},

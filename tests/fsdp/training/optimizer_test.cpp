@@ -104,15 +104,6 @@ TEST(OptimizerMadeFirst, FollowsHsdp) {
   });
 }
 
-TEST(OptimizerMadeFirst, FollowsShardsOverReplicas) {
-  RunOnMesh({2, 2}, {"replicate", "shard"}, [](Rank& rank, const DeviceMesh& mesh) {
-    for (const auto make : {adamw, sgd, muon}) {
-      expect_follows(make, rank.rank(), 4,
-                     [&](SmallModel& model) { shard(model, mesh, {.shard_over_replicas = true}); });
-    }
-  });
-}
-
 TEST(OptimizerMadeFirst, FollowsTensorParallelismAndFullyShard) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     for (const auto make : {adamw, sgd, muon}) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"

@@ -1,5 +1,5 @@
 // Buffers and inputs on the device of computation. "meta" stands for one that is not the CPU.
-#include "fsdp/unit/boundary.h"
+#include "fsdp/unit.h"
 
 #include "fsdp/training/training.h"
 

@@ -5,7 +5,7 @@
 
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
-#include "fsdp/unit/unit.h"
+#include "fsdp/unit.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/adamw.h"

@@ -31,10 +31,11 @@ TEST(Options, AreWrittenAsFarAsTheyAreNotTheDefault) {
     return std::optional<Placement>();
   };
   const nn::Linear linear(2, 2);
-  EXPECT_EQ(to_string(fsdp::Options{.shard_over_replicas = true,
-                                    .shard_placement = nowhere,
-                                    .ignored = {linear.slot("bias")}}),
-            "{.shard_over_replicas = true, .shard_placement = a function, .ignored = 1 parameter}");
+  EXPECT_EQ(to_string(fsdp::Options{.shard_placement = nowhere,
+                                    .ignored = {linear.slot("bias")},
+                                    .allow_mixed_frozen = true}),
+            "{.shard_placement = a function, .ignored = 1 parameter, "
+            ".allow_mixed_frozen = true}");
 }
 
 TEST(Options, ShardsTheRequestedDimension) {

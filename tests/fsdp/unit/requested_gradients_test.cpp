@@ -106,7 +106,6 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, RequestedGradients,
     ::testing::Values(Layout{"OneRank", {1}}, Layout{"ThreeRanks", {3}}, Layout{"Hsdp", {2, 2}},
                       Layout{"Zero2", {2}, {.reshard_after_forward = false}},
-                      Layout{"OverReplicas", {2, 2}, {.shard_over_replicas = true}},
                       Layout{"Offloaded", {2}, {.offload_policy = OffloadPolicy{}}},
                       Layout{"EmptyShards", {12}}),
     [](const auto& info) { return std::string(info.param.name); });

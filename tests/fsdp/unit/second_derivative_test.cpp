@@ -46,10 +46,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Splitting{"one rank", {1}, {"dp"}}, Splitting{"ZeRO-3", {3}, {"dp"}},
                       Splitting{"ZeRO-2", {2}, {"dp"}, {.reshard_after_forward = false}},
                       Splitting{"HSDP", {2, 2}, {"replicate", "shard"}},
-                      Splitting{"HSDP, shards over replicas",
-                                {2, 2},
-                                {"replicate", "shard"},
-                                {.shard_over_replicas = true}},
                       Splitting{"hpZ", {4}, {"dp"}, {.post_forward_mesh_size = 2}},
                       Splitting{"may be unused", {2}, {"dp"}, {.may_be_unused = true}}),
     [](const auto& info) { return "Splitting" + std::to_string(info.index); });

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "fsdp/training/training.h"
-#include "state/settings.h"
+#include "fsdp/state.h"
 #include "tessera/optim/adamw.h"
 #include "testing/environment.h"
 

@@ -40,7 +40,6 @@ TEST_P(WorldMesh, TakesAPlan) {
     Filled<SmallModel> model(kDim, kHidden, kClasses);
     const WrapPlan plan = plan_units(model, wrap_class<testing::Block>());
     apply_plan(model, rank.world(), plan);
-    apply_plan(model, world_mesh(rank.world()), plan);  // is the same
     EXPECT_TRUE(is_fully_sharded(*model.blocks[1]));
     testing::expect_training(model, rank, expected);
   });

@@ -202,7 +202,7 @@ TEST(SelectiveCheckpoint, RefusesAKeptResultThatWasModifiedInPlace) {
   const auto fn = [](const at::Tensor& a, const at::Tensor& b) { return a.mm(b).add_(1).sin(); };
   const at::Tensor loss = checkpoint(counted.options, fn, leaf({2, 2}, 1), leaf({2, 2}, 2)).sum();
   EXPECT_EQ(message_of([&] { loss.backward(); }),
-            "checkpoint: the result of aten::mm, call 0 of its region, was kept and then modified "
+            "checkpoint: the result of aten::mm, call 0 of its region, was saved and then modified "
             "in place; let the policy recompute it, or write to a copy");
 }
 
@@ -215,7 +215,7 @@ TEST(SelectiveCheckpoint, RefusesAKeptProductThatWasModifiedInPlaceBehindAMatmul
   const at::Tensor loss =
       checkpoint(counted.options, fn, leaf({2, 3, 2}, 1), leaf({2, 2}, 2)).sum();
   EXPECT_CONTAINS(message_of([&] { loss.backward(); }),
-                  "the result of aten::mm, call 0 of its region, was kept and then modified");
+                  "the result of aten::mm, call 0 of its region, was saved and then modified");
 }
 
 TEST(SelectiveCheckpoint, KeepsResultsOfDistributedTensors) {

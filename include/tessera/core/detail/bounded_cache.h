@@ -46,7 +46,7 @@ class BoundedCache {
     return found->second.value;
   }
 
-  /// Keeps `value` for `key`, unless there is one already; returns the one that is kept.
+  /// Keeps `value` for `key`, unless there is one already; returns the one in the cache.
   ValuePtr insert(Key key, Value value) {
     auto made = std::make_shared<const Value>(std::move(value));
     const std::unique_lock lock(mutex_);
@@ -63,7 +63,7 @@ class BoundedCache {
   }
 
   /// The value of `key`, computed by `compute(key)` if it is not there. What `compute` throws
-  /// passes through and nothing is kept.
+  /// passes through and nothing is stored.
   template <class Compute>
   ValuePtr get(const Key& key, const Compute& compute) {
     if (auto found = find(key)) {

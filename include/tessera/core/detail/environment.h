@@ -22,7 +22,7 @@ std::optional<bool> environment_switch(const char* name);
 /// synchronisation. `unset`: the result if the variable is not set.
 bool debug_checks(bool unset = false);
 
-/// The path of the library `name` beside the one that holds `function`, wherever that is installed.
+/// The path of library `name` in the folder of the library that contains `function`.
 inline std::string library_beside(const void* function, const char* name) {
   Dl_info info{};
   const bool found = dladdr(function, &info) != 0;

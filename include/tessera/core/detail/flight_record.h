@@ -134,8 +134,6 @@ struct Record {
   std::atomic<std::int64_t> thread{0};  ///< the last that began or awaited a collective
   std::array<ThreadSlot, kThreads> threads;
   std::atomic<Activity> activity{Activity::kUnknown};  ///< as a watchdog of the host saw it last
-  std::atomic<std::uint32_t> wanted{0};                ///< how often peers asked for the stacks
-  std::atomic<std::uint32_t> answered{0};              ///< the last of these that was answered
   std::atomic<std::uint64_t> calls_begun{0};
   std::array<GroupSlot, kGroups> groups;
   std::array<CallSlot, kCalls> calls;

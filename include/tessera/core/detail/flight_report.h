@@ -92,7 +92,7 @@ std::string progress_text(const RankReport& report);
 
 /// Why this rank will begin no call any more, and what to do about it; "": it may. "rank 1 gave up
 /// after step 20; look for its error".
-std::string why_never(const RankReport& report);
+std::string exit_reason(const RankReport& report);
 /// The ranks of the group of `member`'s call that have not begun it, or have begun another
 /// collective instead: that will never complete it. A rank without a report is left out.
 std::vector<int> missing_ranks(const std::vector<RankReport>& reports, const RankReport& member,
@@ -102,15 +102,7 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
 /// When a rank last got on with work that its next call in a group waits for; 0: it has said so of
 /// none.
 std::int64_t last_work(const RankReport& report, std::uint64_t group);
-/// The ranks, beginning with `rank`, where each waits for the next, and the last for one of these:
-/// none of them can continue. Empty if there are no such ranks, or if other threads of these might
-/// release them. Waits younger than `least` do not count. `group`: the one that the first rank
-/// waits in; 0: that of its longest wait.
-std::vector<int> deadlock(const std::vector<RankReport>& reports, int rank, std::int64_t at,
-                          std::int64_t least, std::uint64_t group = 0);
-/// Where a rank left the order of calls that the others keep; "": nowhere.
-std::string first_divergence(const std::vector<RankReport>& reports);
-/// All of it: the divergence, and a line for each rank or for those that do the same. `at`: says
+/// A line for each rank, or for all that do the same. `at`: says
 /// for how long they have done so at that time; nullopt: since when.
 std::vector<std::string> explain(const std::vector<RankReport>& reports,
                                  std::optional<std::int64_t> at = std::nullopt);

@@ -13,7 +13,7 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// A file that could not be opened, looked at or read: nothing is known of its bytes, and a moment
-/// later it may be read.
+/// later it may be readable.
 class ReadError : public Error {
  public:
   /// `missing`: the file, where there is none of that name.
@@ -26,7 +26,7 @@ class ReadError : public Error {
   std::filesystem::path missing_;
 };
 
-/// What editors of some systems write before a text.
+/// The mark that some editors write before a text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 /// What to add to a JSON parser's message: a hint where the fault is NaN or Infinity; else "".

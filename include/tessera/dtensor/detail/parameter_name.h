@@ -10,7 +10,7 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Notes, for messages, that `tensor` is the parameter of this FQN.
-/// libtorch keeps the name beside the tensor's gradient: copies and results have none.
+/// libtorch stores the name with the tensor's gradient: copies and results have none.
 void name_parameter(const at::Tensor& tensor, const std::string& fqn);
 
 /// The FQN of the parameter that `tensor` is, or is a view of; empty if it is none.

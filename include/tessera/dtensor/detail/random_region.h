@@ -56,7 +56,7 @@ class BatchRows {
   /// Every tensor is part `index` of `count` equal ones.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether a program said so (BatchPart), and not the input of a forward.
+  /// Whether a BatchPart of the program set it, and not the input of a forward.
   bool is_given() const { return index_ >= 0; }
   /// Asks the other ranks how many rows they have, once. Returns the largest of each of `values` on
   /// any rank; equally many on all. Collective, between the hosts.
@@ -119,7 +119,7 @@ using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 const RandomRegionPtr& random_region();
 /// In this thread's region; outside of one, every plain tensor is whole.
 RandomPlace random_place(const RandomCall& call);
-/// Whether a plain tensor that meets a distributed one on `mesh` counts as the same on every rank
+/// Whether a plain tensor next to a distributed one on `mesh` counts as the same on every rank
 /// of it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and
 /// in the formulas of backward, but not where a hook or a function of the program may run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);

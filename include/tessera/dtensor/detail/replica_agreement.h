@@ -72,7 +72,7 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
 /// `fqn`: of a module that begins its forward; it ends with pop_module_name().
 void push_module_name(std::string fqn);
 void pop_module_name();
-/// " in 'layers.0.attn'", of the innermost; empty where none has told its name.
+/// " in 'layers.0.attn'", of the innermost module; empty if none has a name.
 std::string in_module();
 
 }  // namespace tessera::detail

@@ -12,7 +12,7 @@ namespace comm {
 class Communicator;
 }
 
-/// Finishes the transfers that this rank has under way in the background
+/// Finishes the transfers that this rank runs in the background
 /// (RedistributeOptions::async), its backward's too, and returns `group`. For a collective that is
 /// waited for at once: ranks may use the results of those transfers in different orders, and would
 /// otherwise wait for one another. On CPU; on a GPU the streams keep the order. Does not throw: a

@@ -10,13 +10,17 @@
 
 #include "tessera/export.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // What is known of the backward that this thread runs. libtorch's public functions begin one, and
 // say nothing within it.
 //
-// No version differs, but in how a node is held.
+// No version differs, except in the pointer type of nodes.
 //
 // Canary: RunningBackwardCanary.
 
@@ -30,6 +34,9 @@ bool keeps_graph();
 std::string running_node();
 /// The thread that made it, as at::RecordFunction::currentThreadId() counts.
 std::optional<std::uint64_t> origin_of_running_node();
+
+/// Whether this thread's backward runs the node, earlier or later.
+bool is_in_backward(const torch::autograd::Node* node);
 
 /// Runs at the end of this thread's backward, after what was queued before; may queue in turn.
 /// Throws outside of a backward.

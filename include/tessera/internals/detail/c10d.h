@@ -109,8 +109,8 @@ GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 //
 // Canary: QuietLogCanary.
 
-/// While one exists, noise is held back and all else is shown. TORCH_CPP_LOG_LEVEL takes precedence
-/// if it is set. Thread safe.
+/// While one exists, these lines are dropped and all others are shown. TORCH_CPP_LOG_LEVEL takes
+/// precedence if it is set. Thread safe.
 class QuietLog {
  public:
   QuietLog();

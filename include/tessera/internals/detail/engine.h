@@ -4,7 +4,7 @@
 // a backward that a program asks for is a call of the engine.
 //
 // The engine is replaced by libtorch's own means for Python's, set_default_engine_stub; a process
-// has one. To 2.12 graphs are held by shared_ptr, from 2.13 by intrusive_ptr: not seen here.
+// has one. To 2.12 graphs are owned by shared_ptr, from 2.13 by intrusive_ptr: not seen here.
 //
 // Canary: EngineCanary.
 #pragma once
@@ -32,7 +32,8 @@ struct BackwardCall {
 using RunBackward = std::function<variable_list(const BackwardCall&)>;
 
 struct EngineAnswers {
-  /// The hooks of the next tensor that autograd keeps on this thread; nullptr: it is kept as it is.
+  /// The hooks of the next tensor that autograd keeps on this thread; nullptr: it is saved
+  /// unchanged.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
   /// Does a call for given outputs, by one or more calls of libtorch's engine.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);

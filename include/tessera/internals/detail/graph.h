@@ -26,8 +26,8 @@ namespace tessera::detail {
 // function to the graph, torch::autograd::Function, whose node keeps its values in a dictionary and
 // unpacks them one by one; the nodes below are members of a class, as libtorch's own.
 //
-// To 2.12 nodes are held by std::shared_ptr, and freed by deleteNode so that a long chain of nodes
-// that free each other does not overflow the stack. From 2.13 they are held by c10::intrusive_ptr,
+// To 2.12 nodes are owned by std::shared_ptr, and freed by deleteNode so that a long chain of nodes
+// that free each other does not overflow the stack. From 2.13 they are owned by c10::intrusive_ptr,
 // which sees to that itself.
 //
 // Canary: GraphNodeCanary.
@@ -116,7 +116,7 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 
 using torch::autograd::SavedVariable;
 
-/// How one tensor is kept instead; see engine.h for whose they are.
+/// How one tensor is saved instead; see engine.h.
 using torch::autograd::SavedVariableHooks;
 
 /// Whether hooks take what nodes that this thread makes now would keep.
@@ -127,7 +127,7 @@ bool hooks_keep_tensors();
 // parameter that persists while another tensor stands in for it, so that autograd finds the
 // gradient that a program asks for. There is no public way to ask for such a node or to set one.
 //
-// To 2.12 it is held by shared_ptr, from 2.13 by intrusive_ptr. libtorch itself
+// To 2.12 it is owned by shared_ptr, from 2.13 by intrusive_ptr. libtorch itself
 // holds it weakly, and makes one where there is none.
 //
 // Canary: LeafNodeCanary.

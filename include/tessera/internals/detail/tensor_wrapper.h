@@ -39,7 +39,7 @@ class TensorWrapper : public c10::TensorImpl {
     assign(dynamic_cast<const TensorWrapper*>(other.get()));
   }
 
-  /// Autograd's state is there: the tensor was asked to require a gradient, or has a history.
+  /// Autograd's state is there: the tensor requires a gradient, or has a history.
   bool has_autograd_state() const { return autograd_meta() != nullptr; }
   /// Has a tensor that comes later to be inside count with the wrapper.
   void give_count_to(const at::Tensor& inner) const {
@@ -160,7 +160,7 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 /// guards of libtorch restore.
 void replay_views();
 
-// A tensor that is only held, not read: every operator on it reaches the library's fallback, by a
+// A tensor that is only stored, not read: every operator on it reaches the library's fallback, by a
 // key that no other tensor has (dispatch_keys.h). No public function makes a tensor without any
 // backend's key.
 //

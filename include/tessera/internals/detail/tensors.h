@@ -48,8 +48,8 @@ inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other
 //
 // Canary: AliasTensorCanary.
 
-/// `allows_change`: asked for by the interface of c10::TensorImpl; libtorch to 2.15 leaves it out
-/// of account, and any tensor may be changed.
+/// `allows_change`: an argument of c10::TensorImpl that libtorch, to 2.15, ignores.
+/// Any tensor may be changed.
 inline at::Tensor alias_tensor(const c10::TensorImpl& impl, bool allows_change) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), allows_change));
 }
@@ -115,7 +115,7 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 //
 // Canary: AutogradRecordCanary.
 
-/// As Tensor::name() tells then.
+/// Tensor::name() then returns it.
 void set_name(const at::Tensor& tensor, const std::string& name);
 
 /// `impl` has autograd's state. True for a leaf alone: other tensors require a gradient by their

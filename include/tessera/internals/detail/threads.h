@@ -16,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Values of a thread that a backward takes along to the threads that it runs on. libtorch's
+// Values of a thread that a backward copies to the threads that it runs on. libtorch's
 // ThreadLocalState carries libtorch's values and its debug info, which any library may add to;
 // there is no public way to carry anything else.
 //
@@ -25,7 +25,7 @@ namespace tessera::detail {
 //
 // Canary: CarriedSlotCanary.
 
-/// What is carried; each is a kind of debug info.
+/// The values; each is a kind of debug info.
 enum class Carried : std::uint8_t {
   kStrict,
   kOperatorMode,
@@ -35,7 +35,7 @@ enum class Carried : std::uint8_t {
   kModuleWatch,
 };
 
-/// The same on every call and in every library of the process.
+/// The same in every call and every library of the process.
 c10::DebugInfoKind kind_of(Carried what);
 
 /// While it exists, `value` is in force on this thread, and on autograd's threads while they run a
@@ -75,8 +75,8 @@ using StateOfThread = at::ThreadLocalState;
 /// While one exists, this thread has that state.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
-// What autocast computes in, beside the dispatch key that turns it on (dispatch_keys.h): the types
-// by device, and whether casts of weights are kept. Public is torch.autocast, in Python.
+// The state of autocast, without the dispatch key that turns it on (dispatch_keys.h): the types
+// by device, and whether casts of weights are cached. Public is torch.autocast, in Python.
 //
 // No version differs.
 //

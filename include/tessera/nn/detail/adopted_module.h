@@ -58,7 +58,7 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
   std::shared_ptr<torch::nn::Module> module_;  ///< the slots are bound to its members
 };
 
-/// What is at several places in a held module is there once.
+/// A module at several places in the adopted one has one entry.
 class AdoptedModule::Maker {
  public:
   /// `classes`: those that are not libtorch's.

@@ -3,15 +3,29 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tessera/export.h"
 #include "tessera/internals/detail/graph.h"
-#include "tessera/nn/detail/linear_products.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
+
+/// Products of Linears with one x. Backward adds the terms of x's gradient in the products
+/// themselves (`addmm_` with beta = 1), where no communication is due and it is not recorded.
+class LinearProducts {
+ public:
+  virtual ~LinearProducts() = default;
+  /// As linear_product(); also of another x, which has a gradient by itself.
+  virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
+};
+
+/// Makes one for an x.
+using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
+/// That of linear_product().
+std::unique_ptr<LinearProducts> make_linear_products();
 
 /// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is kept,
 /// as a KeptTensor, for the weight's gradient.

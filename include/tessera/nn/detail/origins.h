@@ -20,7 +20,7 @@ namespace tessera::nn::detail {
 // Their values do not show that: parts of other tensors fit together as well. So ranks compare what
 // the parts were cut from, or filled by.
 
-/// Where the parameters of a module come from. Attached to the modules that own them.
+/// The origin of the parameters of a module. Attached to the modules that own them.
 struct Origins {
   struct Origin {
     std::int64_t number = 0;                           ///< identifies it; not 0

@@ -1,0 +1,401 @@
+// Files of text.
+
+#include "examples/llama/texts/texts.h"
+
+#include <glob.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <set>
+#include <span>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+#include "tessera/data/text.h"
+
+namespace llama {
+namespace {
+
+using tessera::files::InputFile;
+
+constexpr std::size_t kInputBytes = 256 << 10;
+constexpr std::array<unsigned char, 2> kGzipMagic{0x1f, 0x8b};
+constexpr std::array<unsigned char, 4> kZstdMagic{0x28, 0xb5, 0x2f, 0xfd};
+
+template <std::size_t N>
+bool begins_with(const InputFile& file, const std::array<unsigned char, N>& magic) {
+  std::array<unsigned char, N> first{};
+  if (file.size() < N) {
+    return false;
+  }
+  file.read_at(0, std::as_writable_bytes(std::span(first)));
+  return first == magic;
+}
+
+class PlainStream final : public ByteStream {
+ public:
+  explicit PlainStream(InputFile file) : file_(std::move(file)) {}
+
+  std::size_t read(std::span<char> out) override {
+    const auto count =
+        static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), file_.size() - offset_));
+    file_.read_at(offset_, std::as_writable_bytes(out.first(count)));
+    offset_ += count;
+    return count;
+  }
+
+  void skip(std::uint64_t bytes) override {
+    TESSERA_CHECK(bytes <= file_.size() - offset_, "'", file_.path().string(),
+                  "' is shorter than it was; tokenize it anew, under another --out");
+    offset_ += bytes;
+  }
+
+  std::uint64_t consumed() const override { return offset_; }
+
+ private:
+  InputFile file_;
+  std::uint64_t offset_ = 0;
+};
+
+/// What both formats share: a buffer of the file's bytes.
+class CompressedStream : public ByteStream {
+ public:
+  explicit CompressedStream(InputFile file) : file_(std::move(file)), buffer_(kInputBytes) {}
+
+  std::uint64_t consumed() const override { return offset_ - input_.size(); }
+
+ protected:
+  /// False at the end of the file.
+  bool refill() {
+    const auto count =
+        static_cast<std::size_t>(std::min<std::uint64_t>(buffer_.size(), file_.size() - offset_));
+    input_ = std::span(buffer_).first(count);
+    file_.read_at(offset_, std::as_writable_bytes(input_));
+    offset_ += count;
+    return count > 0;
+  }
+
+  [[noreturn]] void fail_here(const char* format, const std::string& reason) const {
+    tessera::fail("'", file_.path().string(), "' is damaged ", format, " data, at byte ",
+                  consumed(), " (", reason, "); copy or make it again");
+  }
+
+  std::span<unsigned char> input_;  ///< the part of buffer_ that is not decompressed yet
+
+ private:
+  InputFile file_;
+  std::uint64_t offset_ = 0;
+  std::vector<unsigned char> buffer_;
+};
+
+/// RFC 1952; members one behind the other are one text, as gzip itself reads them.
+class GzipStream final : public CompressedStream {
+ public:
+  explicit GzipStream(InputFile file) : CompressedStream(std::move(file)) {
+    // 16: with gzip's header and check sum.
+    TESSERA_CHECK(inflateInit2(&state_, MAX_WBITS + 16) == Z_OK,
+                  "zlib can't be started: is there memory left?");
+  }
+  ~GzipStream() override { inflateEnd(&state_); }
+  GzipStream(const GzipStream&) = delete;
+  GzipStream& operator=(const GzipStream&) = delete;
+
+  std::size_t read(std::span<char> out) override {
+    const std::size_t wanted = out.size();
+    while (!out.empty()) {
+      if (input_.empty() && !refill()) {
+        if (within_member_) {
+          fail_here("gzip", "it ends too early");
+        }
+        break;
+      }
+      if (!within_member_) {
+        skip_padding();
+      }
+      if (!input_.empty()) {
+        out = out.subspan(inflate_some(out));
+      }
+    }
+    return wanted - out.size();
+  }
+
+ private:
+  /// Zeros behind a member, which tapes and disk images add; gzip itself passes over them.
+  void skip_padding() {
+    const auto member = std::ranges::find_if(input_, [](unsigned char c) { return c != 0; });
+    input_ = input_.subspan(static_cast<std::size_t>(member - input_.begin()));
+  }
+
+  std::size_t inflate_some(std::span<char> out) {
+    within_member_ = true;
+    state_.next_in = input_.data();
+    state_.avail_in = static_cast<uInt>(input_.size());
+    state_.next_out = reinterpret_cast<Bytef*>(out.data());
+    const auto room = static_cast<uInt>(std::min<std::size_t>(out.size(), 1U << 30));
+    state_.avail_out = room;
+    const int status = inflate(&state_, Z_NO_FLUSH);
+    input_ = input_.last(state_.avail_in);
+    if (status == Z_STREAM_END) {
+      within_member_ = false;
+      inflateReset(&state_);
+    } else if (status != Z_OK) {
+      fail_here("gzip", state_.msg != nullptr ? state_.msg : "no progress");
+    }
+    return room - state_.avail_out;
+  }
+
+  z_stream state_{};
+  bool within_member_ = false;
+};
+
+/// RFC 8878. Its decoder allocates the window that a frame says, of up to 2 GiB (zstd --long=31).
+class ZstdStream final : public CompressedStream {
+ public:
+  explicit ZstdStream(InputFile file)
+      : CompressedStream(std::move(file)), state_(ZSTD_createDStream(), ZSTD_freeDStream) {
+    TESSERA_CHECK(state_ != nullptr, "zstd can't be started: is there memory left?");
+    constexpr int kLongestWindow = 31;
+    ZSTD_DCtx_setParameter(state_.get(), ZSTD_d_windowLogMax, kLongestWindow);
+  }
+
+  std::size_t read(std::span<char> out) override {
+    ZSTD_outBuffer output{out.data(), out.size(), 0};
+    while (output.pos < output.size) {
+      // A frame may hold back output for which there was no room.
+      if (input_.empty() && !refill() && !has_more_) {
+        if (within_frame_) {
+          fail_here("zstd", "it ends too early");
+        }
+        break;
+      }
+      const std::size_t before = output.pos;
+      ZSTD_inBuffer input{input_.data(), input_.size(), 0};
+      const std::size_t status = ZSTD_decompressStream(state_.get(), &output, &input);
+      input_ = input_.subspan(input.pos);
+      if (ZSTD_isError(status) != 0) {
+        fail_here("zstd", ZSTD_getErrorName(status));
+      }
+      within_frame_ = status != 0;
+      has_more_ = within_frame_ && (output.pos == output.size || output.pos > before);
+    }
+    return output.pos;
+  }
+
+ private:
+  std::unique_ptr<ZSTD_DStream, std::size_t (*)(ZSTD_DStream*)> state_;
+  bool within_frame_ = false;
+  bool has_more_ = false;
+};
+
+}  // namespace
+
+void ByteStream::skip(std::uint64_t bytes) {
+  std::vector<char> passed(std::min<std::uint64_t>(bytes, 1 << 20));
+  while (bytes > 0) {
+    const auto wanted = std::min<std::uint64_t>(bytes, passed.size());
+    const std::size_t got = read(std::span(passed).first(wanted));
+    TESSERA_CHECK(got == wanted,
+                  "a file is shorter than it was; tokenize it anew, under another --out");
+    bytes -= got;
+  }
+}
+
+std::unique_ptr<ByteStream> open_stream(const std::string& path) {
+  InputFile file(path, "a text, JSONL, gzip or zstd file");
+  if (begins_with(file, kGzipMagic)) {
+    return std::make_unique<GzipStream>(std::move(file));
+  }
+  if (begins_with(file, kZstdMagic)) {
+    return std::make_unique<ZstdStream>(std::move(file));
+  }
+  return std::make_unique<PlainStream>(std::move(file));
+}
+
+namespace {
+
+constexpr std::size_t kReadBytes = 1 << 20;
+
+bool is_space(char c) {
+  return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/// By the name, compressed or not.
+bool is_json_name(std::string_view name) {
+  for (const std::string_view compressed : {".gz", ".zst", ".zstd"}) {
+    if (name.ends_with(compressed)) {
+      name.remove_suffix(compressed.size());
+      break;
+    }
+  }
+  return name.ends_with(".jsonl") || name.ends_with(".json") || name.ends_with(".ndjson");
+}
+
+}  // namespace
+
+std::size_t cut_of(std::string_view text) {
+  std::size_t line_end = 0;
+  for (std::size_t i = text.size() - 1; i > 1; --i) {
+    if (text[i - 1] != '\n') {
+      continue;
+    }
+    if (!is_space(text[i]) && !is_space(text[i - 2])) {
+      return i;
+    }
+    line_end = std::max(line_end, i);
+  }
+  if (line_end > 0) {
+    return line_end;
+  }
+  // The first byte of a character in UTF-8, if there is one near the end.
+  for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
+      return i;
+    }
+  }
+  return text.size();
+}
+
+DocumentReader::DocumentReader(std::vector<std::string> files, bool all_json, PiecePlace place)
+    : files_(std::move(files)), all_json_(all_json), place_(place) {}
+
+void DocumentReader::open() {
+  stream_ = open_stream(files_[place_.file]);
+  stream_->skip(place_.offset);
+  buffer_.clear();
+  begin_ = 0;
+  at_end_ = false;
+}
+
+/// Reads on until so many bytes are left, or the file ends; whether there are so many.
+bool DocumentReader::fill(std::size_t bytes) {
+  while (!at_end_ && left().size() < bytes) {
+    // Moved once for each reading, not for each piece.
+    buffer_.erase(0, std::exchange(begin_, 0));
+    const std::size_t had = buffer_.size();
+    buffer_.resize(had + kReadBytes);
+    const std::size_t got = stream_->read(std::span(buffer_).subspan(had));
+    buffer_.resize(had + got);
+    at_end_ = got < kReadBytes;
+  }
+  return left().size() >= bytes;
+}
+
+Piece DocumentReader::take(std::size_t bytes) {
+  Piece piece{.place = place_, .text = std::string(left().substr(0, bytes))};
+  begin_ += bytes;
+  place_.offset += bytes;
+  return piece;
+}
+
+std::optional<Piece> DocumentReader::next_text() {
+  const bool longer = fill(kPieceBytes + 1);
+  if (left().empty()) {
+    return std::nullopt;
+  }
+  const bool begins = place_.offset == 0;
+  // No more of it is looked at than of a file that is read from here on.
+  Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
+  piece.begins = begins;
+  piece.ends = !longer;
+  return piece;
+}
+
+/// The bytes of the next line with its end, 0 where there is none.
+std::size_t DocumentReader::find_line() {
+  std::size_t searched = 0;
+  std::size_t end = left().find('\n');
+  while (end == std::string_view::npos && !at_end_) {
+    TESSERA_CHECK(left().size() <= kLineBytes, files_[place_.file], ":", place_.line,
+                  ": the line has more than ", kLineBytes,
+                  " bytes; give a file with one JSON object a line");
+    searched = left().size();
+    fill(searched + 1);
+    end = left().find('\n', searched);
+  }
+  return end == std::string_view::npos ? left().size() : end + 1;
+}
+
+std::optional<Piece> DocumentReader::next_line() {
+  while (const std::size_t bytes = find_line()) {
+    Piece piece = take(bytes);
+    ++place_.line;
+    if (!tessera::data::is_blank(piece.text)) {
+      piece.is_json = true;
+      return piece;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Piece> DocumentReader::next() {
+  while (place_.file < files_.size()) {
+    if (!stream_) {
+      open();
+    }
+    const bool is_json = all_json_ || is_json_name(files_[place_.file]);
+    if (std::optional<Piece> piece = is_json ? next_line() : next_text()) {
+      return piece;
+    }
+    consumed_ += stream_->consumed();
+    stream_.reset();
+    place_ = {.file = place_.file + 1};
+  }
+  return std::nullopt;
+}
+
+std::uint64_t DocumentReader::consumed() const {
+  return consumed_ + (stream_ ? stream_->consumed() : 0);
+}
+
+namespace {
+
+/// Each file once, at its first place: a name and a pattern, or two patterns, may have one in
+/// common.
+std::vector<std::string> without_repeats(const std::vector<std::string>& files) {
+  std::vector<std::string> once;
+  std::set<std::filesystem::path> seen;
+  for (const std::string& file : files) {
+    std::error_code error;
+    const std::filesystem::path place = std::filesystem::weakly_canonical(file, error);
+    // Where that can't be told, reading the file says why.
+    if (seen.insert(error ? std::filesystem::path(file) : place).second) {
+      once.push_back(file);
+    }
+  }
+  return once;
+}
+
+}  // namespace
+
+std::vector<std::string> list_files(const std::string& flag,
+                                    const std::vector<std::string>& patterns) {
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    // A name may have characters that mean something in a pattern.
+    std::error_code error;
+    if (std::filesystem::exists(pattern, error)) {
+      files.push_back(pattern);
+      continue;
+    }
+    glob_t found{};
+    const int status = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+    std::vector<std::string> matches(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    globfree(&found);
+    TESSERA_CHECK(status == 0 || status == GLOB_NOMATCH, flag, ": cannot list the files of '",
+                  pattern, "'; check the folder's permissions");
+    TESSERA_CHECK(!matches.empty(), flag, ": no file matches '", pattern, "'",
+                  error ? " (" + error.message() + ")" : "",
+                  "; name files that exist, in folders that may be read");
+    std::ranges::sort(matches);
+    files.insert(files.end(), matches.begin(), matches.end());
+  }
+  return without_repeats(files);
+}
+
+}  // namespace llama

@@ -1,0 +1,434 @@
+// The data of a run: samples, held-out data, and their fingerprints.
+
+#include "examples/llama/train/run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iostream>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/llama/start.h"
+#include "examples/llama/texts/texts.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/core/error.h"
+#include "tessera/data/samples.h"
+#include "tessera/data/text.h"
+#include "tessera/data/token_shards.h"
+#include "tessera/dtensor/sharding_spec.h"
+#include "tessera/training/step.h"
+
+namespace llama {
+
+using namespace tessera;
+using Json = nlohmann::json;
+
+namespace {
+
+/// Those of all names and globs, in sorted order, each once.
+std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
+  std::vector<std::string> files = list_files(flag, globs);
+  std::ranges::sort(files);
+  return files;
+}
+
+/// The shards of each source. Without weights all are one.
+std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
+  if (options.weights.empty()) {
+    return {shards_of("--tokens", options.tokens)};
+  }
+  std::vector<std::vector<std::string>> sources;
+  for (const std::string& glob : options.tokens) {
+    sources.push_back(list_files("--tokens", {glob}));
+  }
+  return sources;
+}
+
+/// The texts are gone when their tokens are stored.
+data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
+                                     const std::vector<std::string>& files) {
+  std::vector<std::int64_t> tokens;
+  for (const std::string& file : files) {
+    const std::vector<std::int64_t> some = tokenizer.encode(data::read_text(file));
+    tokens.insert(tokens.end(), some.begin(), some.end());
+  }
+  return data::make_token_source(tokens);
+}
+
+/// What the files of the model say, or those in the folder of its config.json.
+SpecialTokens special_tokens(const TrainOptions& options, const Config& config) {
+  const std::filesystem::path folder = options.model.empty()
+                                           ? std::filesystem::path(options.config).parent_path()
+                                           : std::filesystem::path(options.model);
+  return read_special_tokens(folder, config);
+}
+
+/// The tokens that end documents and completions, at least one.
+std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& config,
+                                     data::TokenizerPtr tokenizer) {
+  std::vector<std::int64_t> end;
+  if (options.eos_token) {
+    end = {*options.eos_token};
+  } else {
+    // llama_tokenize asked it, too.
+    const std::string file = tokenizer_file(options.tokenizer, options.model);
+    if (!tokenizer && !file.empty()) {
+      tokenizer = data::open_tokenizer(file);
+    }
+    end = document_end(tokenizer.get(), special_tokens(options, config));
+  }
+  TESSERA_CHECK(!end.empty(), options.document_mask ? "--document-mask" : "--jsonl",
+                ": neither the tokenizer nor the model's files name a token that ends a text; pass "
+                "--eos-token ID");
+  for (const std::int64_t token : end) {
+    TESSERA_CHECK(token < config.vocab_size, "the token that ends a text is ", token,
+                  ", but the model's vocabulary is ", config.vocab_size,
+                  "; pass another --eos-token");
+  }
+  return end;
+}
+
+/// The tokens around texts that decide on the samples: other ones are other data.
+struct EdgeTokens {
+  std::vector<std::int64_t> begin;
+  std::vector<std::int64_t> end;
+};
+
+EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
+                       const data::TokenizerPtr& tokenizer) {
+  if (!options.jsonl.empty()) {
+    list_files("--jsonl", options.jsonl);  // a missing file is the first error
+    return {text_begin(*tokenizer, special_tokens(options, config)),
+            end_tokens(options, config, tokenizer)};
+  }
+  if (options.document_mask) {
+    return {{}, {end_tokens(options, config, tokenizer).back()}};
+  }
+  return {};
+}
+
+data::SampleSourcePtr open_prompts(const TrainOptions& options, const EdgeTokens& edges,
+                                   const data::TokenizerPtr& tokenizer) {
+  const std::vector<std::string> files = list_files("--jsonl", options.jsonl);
+  DocumentReader reader(files, /*all_json=*/true, {});
+  const data::JsonLines lines = [&]() -> std::optional<data::JsonLine> {
+    std::optional<Piece> line = reader.next();
+    if (!line) {
+      return std::nullopt;
+    }
+    const PiecePlace& place = line->place;
+    return data::JsonLine{std::move(line->text),
+                          files[place.file] + ":" + std::to_string(place.line)};
+  };
+  return data::prompt_completions(lines, *tokenizer, options.seq,
+                                  {.prompt_field = options.prompt_field,
+                                   .completion_field = options.completion_field,
+                                   .begin = edges.begin,
+                                   .end = edges.end,
+                                   .truncate = options.truncate});
+}
+
+std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, const Config& config,
+                                                const EdgeTokens& edges,
+                                                const data::TokenizerPtr& tokenizer) {
+  const auto windows = [&](data::TokenSourcePtr tokens) {
+    return data::token_windows(std::move(tokens), options.seq, config.vocab_size);
+  };
+  if (!options.jsonl.empty()) {
+    return {{open_prompts(options, edges, tokenizer)}};
+  }
+  if (options.tokens.empty()) {
+    return {{windows(tokens_of_texts(*tokenizer, options.text))}};
+  }
+  std::vector<data::WeightedSamples> sources;
+  for (const std::vector<std::string>& files : token_files(options)) {
+    const double weight = options.weights.empty() ? 1 : options.weights[sources.size()];
+    sources.push_back({windows(data::open_token_shards(files)), weight});
+  }
+  return sources;
+}
+
+/// What decides, besides the files, how they are cut into samples.
+Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
+  Json result = Json::object();
+  if (!edges.begin.empty()) {
+    result["begin"] = edges.begin;
+  }
+  if (!edges.end.empty()) {
+    result["end"] = edges.end;
+  }
+  if (options.document_mask) {
+    result["document_mask"] = true;
+  }
+  if (!options.jsonl.empty()) {
+    result["prompt"] = options.prompt_field;
+    result["completion"] = options.completion_field;
+    result["truncate"] = options.truncate;
+  }
+  return result;
+}
+
+/// The samples of a planned run: zeros, just enough for a step. A plan does not depend on tokens.
+class ZeroSamples final : public data::SampleSource {
+ public:
+  explicit ZeroSamples(const TrainOptions& options) : options_(options) {}
+  std::int64_t size() const override { return options_.batch; }
+  std::int64_t sequence() const override { return options_.seq; }
+  void read(std::int64_t, std::span<std::int64_t> inputs,
+            std::span<std::int64_t> targets) const override {
+    std::ranges::fill(inputs, 0);
+    std::ranges::fill(targets, 0);
+  }
+  bool ignores_targets() const override { return !options_.jsonl.empty(); }
+  std::string description() const override { return "zeros"; }
+
+ private:
+  TrainOptions options_;
+};
+
+TrainingData planned_data(const TrainOptions& options, const Config& config) {
+  data::BatchOptions batches{.batch = options.batch};
+  if (options.document_mask) {
+    // A token that the samples don't have: each is one document.
+    batches.document_end = config.vocab_size;
+  }
+  TrainingData data;
+  data.loader = std::make_shared<data::BatchLoader>(
+      std::vector<data::WeightedSamples>{{std::make_shared<ZeroSamples>(options)}}, batches);
+  return data;
+}
+
+/// Messages name the data by `flag`.
+std::shared_ptr<const data::BatchLoader> held_out_loader(
+    const char* flag, const TrainOptions& options, const Config& config,
+    const data::BatchOptions& batches, const std::function<data::TokenSourcePtr()>& open) {
+  try {
+    const std::vector<data::WeightedSamples> samples = {
+        {data::token_windows(open(), options.seq, config.vocab_size)}};
+    return std::make_shared<data::BatchLoader>(samples, batches);
+  } catch (const Error& error) {
+    fail("the held-out data of ", flag, ": ", error.what());
+  }
+}
+
+}  // namespace
+
+TrainingData open_training_data(const TrainOptions& options, const Config& config) {
+  if (options.planned) {
+    return planned_data(options, config);
+  }
+  TrainingData data;
+  if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
+    // A new model may learn any tokens, and then learns those of the text alone.
+    const bool new_to_text = options.model.empty() && options.tokens.empty();
+    data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
+  }
+  EdgeTokens edges;
+  if (options.steps > 0 || options.document_mask) {
+    edges = edge_tokens(options, config, data.tokenizer);
+  }
+  data::BatchOptions batches{.batch = options.batch};
+  if (options.document_mask) {
+    batches.document_end = edges.end.back();
+  }
+  if (!options.eval_text.empty()) {
+    std::string text;
+    for (const std::string& file : options.eval_text) {
+      text += data::read_text(file);
+    }
+    data.eval_text = data::make_token_source(data.tokenizer->encode(text));
+    data.eval_loader =
+        held_out_loader("--eval-text", options, config, batches, [&] { return data.eval_text; });
+  }
+  if (!options.eval_tokens.empty()) {
+    data.eval_loader = held_out_loader("--eval-tokens", options, config, batches, [&] {
+      return data::open_token_shards(shards_of("--eval-tokens", options.eval_tokens));
+    });
+  }
+  if (options.steps > 0) {
+    data.samples = samples_of(options, edges);
+    batches.shuffle = options.shuffle;
+    data.loader = std::make_shared<data::BatchLoader>(
+        open_samples(options, config, edges, data.tokenizer), batches);
+  }
+  return data;
+}
+
+Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
+  Json result = {{"batch", options.batch}, {"sequence", options.seq}};
+  if (options.shuffle) {
+    result["shuffle"] = *options.shuffle;
+  }
+  result["samples"] = data.samples;
+  if (!options.tokens.empty()) {
+    const std::vector<std::vector<std::string>> sources = token_files(options);
+    std::vector<std::string> all;
+    for (const std::vector<std::string>& files : sources) {
+      all.insert(all.end(), files.begin(), files.end());
+    }
+    for (std::size_t i = 0; i < options.weights.size(); ++i) {
+      result["mixture"].push_back({{"files", sources[i].size()}, {"weight", options.weights[i]}});
+    }
+    result["files"] = to_json(data::fingerprints(all));
+    return result;
+  }
+  result["files"] = to_json(data::fingerprints(
+      options.text.empty() ? list_files("--jsonl", options.jsonl) : options.text));
+  result["tokenizer"] = tokenizer_fingerprint(tokenizer_file(options.tokenizer, options.model));
+  return result;
+}
+
+namespace {
+
+/// Removes from `now` what older programs did not save, and gives `saved` the form of today.
+void adapt_older_record(Json& saved, Json& now) {
+  Json& samples = saved["samples"];
+  samples = samples.is_null() ? Json::object() : samples;
+  if (!samples.contains("end")) {
+    now["samples"].erase("begin");
+    if (samples.contains("eos_token")) {
+      samples["end"] = Json::array({samples.at("eos_token")});
+      samples.erase("eos_token");
+    } else {
+      now["samples"].erase("end");
+    }
+  }
+  adapt_older_tokenizer(saved, now);
+}
+
+}  // namespace
+
+std::string data_change(Json saved, Json now) {
+  adapt_older_record(saved, now);
+  // Of text and tokens nothing else is alike.
+  if (saved.contains("tokenizer") != now.contains("tokenizer")) {
+    return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
+  }
+  return first_difference(saved, now);
+}
+
+namespace {
+
+std::vector<std::string> held_out_files(const TrainOptions& options) {
+  return options.eval_text.empty() ? shards_of("--eval-tokens", options.eval_tokens)
+                                   : options.eval_text;
+}
+
+/// Null for what a rank does not train on.
+Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
+  return {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
+          {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
+}
+
+}  // namespace
+
+void check_same_data(const TrainOptions& options, const TrainingData& data, comm::World& world) {
+  const std::vector<std::string> all =
+      comm::texts_that_differ(*start_group(world), data_of_rank(options, data).dump());
+  if (all.empty()) {
+    return;
+  }
+  const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
+  fail("the data of rank ", other - all.begin(), " are not those of rank 0: ",
+       first_difference(Json::parse(all.front()), Json::parse(*other)),
+       "; give all ranks the same files");
+}
+
+// Evaluation on held-out data.
+
+using namespace tessera;
+
+namespace {
+
+/// Enough text for a steady figure, little enough to end a short run soon.
+constexpr std::int64_t kMaxEvalBatches = 32;
+
+std::int64_t held_out_batches(const LlamaRun& run) {
+  return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
+}
+
+/// The first parameter of any rank with a value that is not finite; "" if there is none.
+/// Collective.
+std::string nonfinite_parameter(LlamaRun& run) {
+  std::string own;
+  for (const auto& [name, slot] : run.model->named_slots()) {
+    if (own.empty() && !local_tensor(slot->persistent()).isfinite().all().item<bool>()) {
+      own = name;
+    }
+  }
+  const std::vector<std::string> all = comm::gather_texts(*start_group(*run.world), c10::kCPU, own);
+  const auto found = std::ranges::find_if_not(all, &std::string::empty);
+  return found == all.end() ? "" : *found;
+}
+
+/// The text of the tokens that are evaluated, without the first, which is not predicted.
+std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
+  run.data.eval_text->read(0, ids);
+  const std::size_t first = run.data.tokenizer->decode({ids.front()}).size();
+  return run.data.tokenizer->decode(ids).substr(first);
+}
+
+}  // namespace
+
+std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
+  double counted = 0;  // tokens a rank, where not all count
+  const auto loss_of_batch = [&](std::int64_t i) {
+    const data::BatchLoader& loader = *run.data.eval_loader;
+    const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
+    tensor_parallel::CrossEntropyOptions options;
+    if (loader.ignores_targets()) {
+      options.tokens = tensor_parallel::tokens_per_rank(batch.targets, run.data_ranks);
+    }
+    at::Tensor sum = run.loss_of(batch, 0, options);
+    for (std::int64_t k = 1; k < run.options.accumulate; ++k) {
+      sum = sum + run.loss_of(batch, k, options);
+    }
+    if (!options.tokens.defined()) {
+      return sum / run.options.accumulate;
+    }
+    counted += options.tokens.item<double>();
+    return sum * options.tokens;
+  };
+  const std::int64_t batches = held_out_batches(run);
+  const std::optional<double> mean =
+      training::evaluate(*run.model, run.data_ranks, batches, loss_of_batch, stop);
+  if (mean && !std::isfinite(*mean)) {
+    const std::string name = nonfinite_parameter(run);
+    fail("the held-out loss after step ", run.state.step, " is ", *mean, "; ",
+         name.empty() ? "all parameters are finite" : "the parameter " + name + " is not finite",
+         "; take the weights of an earlier step");
+  }
+  return mean && counted > 0 ? *mean * static_cast<double>(batches) / counted : mean;
+}
+
+void print_held_out_loss(const LlamaRun& run, double loss) {
+  const TrainOptions& options = run.options;
+  const std::int64_t tokens = held_out_batches(run) * options.batch * options.seq;
+  if (!run.data.eval_text) {
+    std::cout << fmt::format("held-out loss: {:.4f} a token ({} tokens of {})", loss, tokens,
+                             fmt::join(options.eval_tokens, ", "))
+              << std::endl;
+    return;
+  }
+  // Per byte of the same tokens, so that models with other tokenizers compare.
+  const std::string text = evaluated_text(run, tokens);
+  const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
+  std::cout << fmt::format(
+                   "held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {}); "
+                   "byte-bigram entropy of that text: {:.4f} nats/byte",
+                   loss * static_cast<double>(tokens) / bytes, loss, tokens,
+                   fmt::join(options.eval_text, ", "), data::bigram_entropy(text))
+            << std::endl;
+}
+
+}  // namespace llama

@@ -1,0 +1,1028 @@
+// The flags of llama_train: one table, which the command line, --config-file, --help and the page
+// docs/programs/training.md read. Checks of several flags follow it. A check that needs a file or
+// other ranks is where that is read.
+
+#include "examples/llama/train/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <numeric>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "examples/llama/cli.h"
+#include "tessera/core/error.h"
+
+namespace llama {
+namespace {
+
+using O = TrainOptions;
+using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_t O::*, double O::*,
+                            std::string O::*, std::optional<double> O::*,
+                            std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
+                            std::vector<std::string> O::*, std::vector<double> O::*>;
+/// Adds what an option accepts.
+using Check = std::function<void(CLI::Option&)>;
+
+/// Which runs use a flag. A flag that is given for another run is an error.
+struct Use {
+  bool (*when)(const O&) = nullptr;  ///< nullptr: all
+  const char* where = "";            ///< for the message
+};
+
+enum class Form {
+  kOne,       ///< one value, or a switch
+  kNegated,   ///< a switch with a --no- form
+  kRepeated,  ///< a list: one value for each time that the flag is given
+  kComma,     ///< a list: values with commas between them
+};
+
+/// A row of the table.
+struct Flag {
+  const char* name;
+  Member member;
+  const char* value;     ///< in --help: "FILE"; "": a switch
+  const char* standard;  ///< the default in words, "": none
+  const char* help;
+  Check check{};
+  Use use{};
+  Form form = Form::kOne;
+  bool first = false;        ///< for a first run: --help shows it
+  const char* implied = "";  ///< the value of a flag that is given without one
+};
+
+struct Section {
+  const char* name;  ///< torchtitan's
+  std::vector<Flag> flags;
+};
+
+/// Keeps the products of degrees far from overflow.
+constexpr std::int64_t kMaxDegree = 1'000'000;
+
+Check by(const CLI::Validator& validator) {
+  return [validator](CLI::Option& option) { option.check(validator); };
+}
+
+Check one_of(std::vector<std::string> names) {
+  return by(CLI::IsMember(std::move(names)));
+}
+
+Check hub(tessera::HubItem item) {
+  return [item](CLI::Option& option) { option.transform(hub_name(item)); };
+}
+
+/// A number that is too small is most likely one of TFLOP/s.
+std::string check_peak(const std::string& text) {
+  std::string number = text;
+  const bool valid =
+      text == "measure" || (is_decimal(text) && number_between(1e6, 1e18)(number).empty());
+  return valid ? "" : text + " is neither measure nor a number of FLOP/s, such as 989e12";
+}
+
+CLI::Validator degree_or_rest() {
+  const CLI::Validator degree = number_between(1, kMaxDegree);
+  return {[degree](std::string& text) { return text == "-1" ? "" : degree(text); }, ""};
+}
+
+const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
+const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
+const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
+const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
+
+// Sections and flags in the order of --help-all. Two strings side by side are one.
+std::vector<Section> make_table() {
+  using tessera::HubItem;
+  const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
+  const Check degree = by(number_between(1, kMaxDegree)), share = by(number_between(0.0, 1.0));
+  const Check dropout = by(number_between(0.0, 0.999)), decay = by(number_between(0.0, 0.999999));
+  const Check types = one_of({"fp32", "bf16", "fp16"}), wide_types = one_of({"fp32", "bf16"});
+  return {
+      {"model",
+       {{"model",
+         &O::model,
+         "DIR|ORG/NAME",
+         "",
+         "Hugging Face folder: config.json and *.safetensors, of which each rank reads its part; "
+         "or a name in the hub's cache",
+         hub(HubItem::kModel),
+         {},
+         Form::kOne,
+         true},
+        {"config",
+         &O::config,
+         "FILE|ORG/NAME",
+         "",
+         "config.json alone; weights are initialised from --seed, with the same bits on every mesh",
+         hub(HubItem::kConfig),
+         {},
+         Form::kOne,
+         true},
+        {"tokenizer",
+         &O::tokenizer,
+         "FILE|ORG/NAME",
+         "the model's own, or bytes",
+         "tokenizer.json or tokenizer.model, for --text and --jsonl",
+         hub(HubItem::kTokenizer),
+         {},
+         Form::kOne,
+         true},
+        {"dropout", &O::dropout, "P", "0",
+         "Dropout of what attention and MLP add to the residual, the same on every mesh", dropout},
+        {"freeze",
+         &O::freeze,
+         "PATTERN[,PATTERN]",
+         "",
+         "Parameters that are not trained: patterns of names, as \"model.embed_tokens.**\"",
+         {},
+         {},
+         Form::kComma},
+        {"lora-rank", &O::lora_rank, "R", "",
+         "Train adapters of this rank (LoRA), and nothing else", above_0},
+        {"lora-alpha", &O::lora_alpha, "A", "the rank", "Adapters are scaled by A / rank", above_0,
+         kLora},
+        {"lora-targets",
+         &O::lora_targets,
+         "PATTERN[,PATTERN]",
+         "model.layers.*.*.*_proj",
+         "The modules that get adapters: patterns of names",
+         {},
+         kLora,
+         Form::kComma},
+        {"lora-dropout", &O::lora_dropout, "P", "0", "Dropout of the adapters' input", dropout,
+         kLora}}},
+      {"training",
+       {{"tokens",
+         &O::tokens,
+         "GLOB",
+         "",
+         "llm.c token shards: a glob, in quotes; several are one sequence, or with --weight a "
+         "mixture",
+         {},
+         {},
+         Form::kRepeated,
+         true},
+        {"weight",
+         &O::weights,
+         "W",
+         "",
+         "Share of a --tokens in each batch; one for each, in their order",
+         above_0,
+         {[](const O& o) { return !o.tokens.empty(); }, "--tokens"},
+         Form::kRepeated},
+        {"text",
+         &O::text,
+         "FILE",
+         "",
+         "A text file, tokenized when it is read; several one after another, each by itself",
+         {},
+         {},
+         Form::kRepeated,
+         true},
+        {"jsonl",
+         &O::jsonl,
+         "GLOB",
+         "",
+         "JSON lines with a prompt and a completion, which has the loss; a glob, in quotes",
+         {},
+         {},
+         Form::kRepeated},
+        {"prompt-field",
+         &O::prompt_field,
+         "NAME",
+         "prompt",
+         "Key of the prompt in --jsonl",
+         {},
+         kJsonl},
+        {"completion-field",
+         &O::completion_field,
+         "NAME",
+         "completion",
+         "Key of the completion in --jsonl",
+         {},
+         kJsonl},
+        {"truncate",
+         &O::truncate,
+         "",
+         "",
+         "Cut samples of --jsonl that are longer than --seq (an error without)",
+         {},
+         kJsonl},
+        {"shuffle", &O::shuffle, "SEED", "the order of the data",
+         "Take the samples in an order of this seed, another in each pass over the data",
+         at_least_0},
+        {"document-mask",
+         &O::document_mask,
+         "",
+         "",
+         "Tokens attend to their own document alone, and positions begin anew with each",
+         {},
+         {[](const O& o) { return o.jsonl.empty(); }, "--tokens and --text"}},
+        {"eos-token",
+         &O::eos_token,
+         "ID",
+         "the tokenizer's or the model's",
+         "The token that ends a document or a completion",
+         at_least_0,
+         {[](const O& o) { return o.document_mask || !o.jsonl.empty(); },
+          "--document-mask and --jsonl"}},
+        {"steps", &O::steps, "N", "10", "Optimizer steps", at_least_0, {}, Form::kOne, true},
+        {"batch",
+         &O::batch,
+         "N",
+         "4",
+         "Sequences a step over all ranks",
+         above_0,
+         {},
+         Form::kOne,
+         true},
+        {"seq", &O::seq, "N", "128", "Tokens a sequence", above_0, {}, Form::kOne, true},
+        {"accumulate", &O::accumulate, "N", "1",
+         "Micro-batches that each rank splits its part of --batch into", degree},
+        {"seed", &O::seed, "N", "0", "Seed of the initial weights and of dropout", at_least_0},
+        {"clip", &O::clip, "X", "1.0", "Largest gradient norm", above_0},
+        {"z-loss", &O::z_loss, "Z", "0",
+         "Adds Z * log(sum of exp(logits))^2 a token to the training loss", at_least_0},
+        {"label-smoothing", &O::label_smoothing, "E", "0",
+         "The share of each target that is spread over the vocabulary in training", share},
+        {"loss-chunks", &O::loss_chunks, "N", "parts of 640 MiB, where the logits are larger",
+         "Head and loss take the tokens in N parts, so that the logits never exist whole; 0, 1: "
+         "all "
+         "at once",
+         by(number_between(0, kMaxDegree))},
+        {"param-dtype",
+         &O::param_dtype,
+         "T",
+         "bf16 on CUDA, fp32 on CPU",
+         "Type of gathers and computation: fp32, bf16, or fp16 with loss scaling; master weights "
+         "are fp32",
+         types,
+         {},
+         Form::kOne,
+         true},
+        {"reduce-dtype", &O::reduce_dtype, "T", "fp32", "Type of gradient reduction: fp32 or bf16",
+         wide_types},
+        {"fp8", &O::fp8, "", "", "Compute the blocks' linear layers in 8 bits"},
+        {"offload",
+         &O::offload,
+         "",
+         "off",
+         "Keep shards, gradients and the optimizer's state in the host's memory",
+         {},
+         {},
+         Form::kNegated},
+        {"device",
+         &O::device,
+         "cpu|cuda",
+         "cpu",
+         "Where to compute: cpu or cuda",
+         one_of({"cpu", "cuda"}),
+         {},
+         Form::kOne,
+         true},
+        {"allow-math-attention",
+         &O::allow_math_attention,
+         "",
+         "",
+         "Train on CUDA even if no fused kernel takes this attention (an error without)",
+         {},
+         kCuda},
+        {"deterministic",
+         &O::deterministic,
+         "",
+         "",
+         "Take libtorch's deterministic algorithms on CUDA, in attention's backward, too",
+         {},
+         kCuda}}},
+      {"validation",
+       {{"eval-text",
+         &O::eval_text,
+         "FILE",
+         "",
+         "Held-out text, whose loss is printed at the end; several are one text",
+         {},
+         {},
+         Form::kRepeated,
+         true},
+        {"eval-tokens",
+         &O::eval_tokens,
+         "GLOB",
+         "",
+         "Held-out llm.c token shards; a glob, in quotes",
+         {},
+         {},
+         Form::kRepeated},
+        {"eval-every", &O::eval_every, "N", "at the end only",
+         "Evaluate the held-out data after every N steps, too", above_0}}},
+      {"optimizer",
+       {{"optimizer", &O::optimizer, "O", "adamw",
+         "adamw, sgd, or muon for the blocks' matrices with adamw for the rest",
+         one_of({"adamw", "sgd", "muon"})},
+        {"lr", &O::lr, "X", "1e-3", "Peak learning rate", at_least_0, {}, Form::kOne, true},
+        {"betas", &O::betas, "B1,B2", "0.9,0.95", "AdamW's decay rates of its two means", decay,
+         kAdam, Form::kComma},
+        // Below it there is no normal number of fp32.
+        {"eps", &O::eps, "X", "1e-8", "AdamW's epsilon, which it adds to the root",
+         by(number_between(1.2e-38, 1e38)), kAdam},
+        {"moment-dtype", &O::moment_dtype, "T", "fp32",
+         "Type of AdamW's two means: fp32, or bf16 rounded at random", wide_types, kAdam},
+        {"momentum",
+         &O::momentum,
+         "M",
+         "0.95",
+         "The momentum of sgd and muon",
+         by(number_between(0.0, 0.9999)),
+         {[](const O& o) { return o.optimizer != "adamw"; }, "--optimizer sgd and muon"}},
+        {"weight-decay", &O::weight_decay, "X", "0.1",
+         "Weight decay of the optimizer, on every parameter", at_least_0},
+        {"decay-matrices-only", &O::decay_matrices_only, "", "",
+         "No weight decay of norms and biases"},
+        {"ema", &O::ema, "DECAY", "",
+         "Keep an average of the weights with this decay, for evaluation and what is saved",
+         decay}}},
+      {"lr_scheduler",
+       {{"schedule",
+         &O::schedule,
+         "S",
+         "constant",
+         "constant, cosine, linear or wsd: stable, then linear",
+         one_of({"constant", "cosine", "linear", "wsd"}),
+         {},
+         Form::kOne,
+         true},
+        {"warmup",
+         &O::warmup,
+         "N",
+         "0",
+         "Steps of linear warm-up",
+         at_least_0,
+         {},
+         Form::kOne,
+         true},
+        {"min-lr",
+         &O::min_lr,
+         "X",
+         "0",
+         "The rate at the end of a falling schedule",
+         at_least_0,
+         {[](const O& o) { return o.schedule != "constant"; },
+          "--schedule cosine, linear and wsd"}},
+        {"decay-ratio",
+         &O::decay_ratio,
+         "R",
+         "0.2",
+         "The share of the steps in which wsd falls",
+         share,
+         {[](const O& o) { return o.schedule == "wsd"; }, "--schedule wsd"}}}},
+      {"parallelism",
+       {{"dp",
+         &O::dp,
+         "N",
+         "1",
+         "FSDP degree; -1: the ranks that the other degrees leave",
+         by(degree_or_rest()),
+         {},
+         Form::kOne,
+         true},
+        {"tp", &O::tp, "N", "1", "Tensor-parallel degree", degree, {}, Form::kOne, true},
+        {"cp",
+         &O::cp,
+         "N",
+         "1",
+         "Context-parallel degree: each sequence is split over so many ranks; 2N divides --seq",
+         degree,
+         {},
+         Form::kOne,
+         true},
+        {"dp-replicate", &O::dp_replicate, "N", "1", "Replicas of the mesh: HSDP", degree},
+        {"zero", &O::zero, "2|3", "3",
+         "3: free parameters between forward and backward; 2: keep them gathered",
+         by(CLI::IsMember({2, 3}))},
+        {"reshard-last",
+         &O::reshard_last,
+         "",
+         "off",
+         "With --zero 3: free also the last block, final norm and head",
+         {},
+         {},
+         Form::kNegated},
+        {"sp",
+         &O::sp,
+         "",
+         "on with --tp",
+         "Sequence parallelism between the blocks' halves",
+         {},
+         {},
+         Form::kNegated},
+        {"sp-regather",
+         &O::sp_regather,
+         "",
+         "on",
+         "With --sp and --ac none: keep the blocks' inputs split, and gather them again in "
+         "backward",
+         {},
+         {},
+         Form::kNegated},
+        {"loss-parallel",
+         &O::loss_parallel,
+         "",
+         "on with --tp",
+         "Keep the logits split over the vocabulary",
+         {},
+         {},
+         Form::kNegated},
+        {"backend", &O::backend, "gloo|nccl", "gloo on CPU, nccl on CUDA",
+         "Collectives: gloo or nccl", one_of({"gloo", "nccl"})}}},
+      {"activation_checkpoint",
+       {{"ac",
+         &O::ac,
+         "A",
+         "none",
+         "Activation checkpointing: none; full: recompute the blocks; selective: all but attention "
+         "and half of the matrix products",
+         one_of({"none", "full", "selective"}),
+         {},
+         Form::kOne,
+         true}}},
+      {"checkpoint",
+       {{"checkpoint",
+         &O::checkpoint,
+         "DIR",
+         "",
+         "Save all that training needs, at the end and at SIGTERM or SIGUSR1",
+         {},
+         {},
+         Form::kOne,
+         true},
+        {"checkpoint-every",
+         &O::checkpoint_every,
+         "N",
+         "at the end only",
+         "Also save after every N steps",
+         above_0,
+         {},
+         Form::kOne,
+         true},
+        {"async",
+         &O::async,
+         "",
+         "on",
+         "Write from a copy in the host's memory, while training continues",
+         {},
+         {},
+         Form::kNegated},
+        {"keep", &O::keep, "K", "all", "How many checkpoints stay, at least 2",
+         by(number_between(2, 1'000'000))},
+        {"resume",
+         &O::resume,
+         " [auto]",
+         "",
+         "Continue from the newest step in --checkpoint; auto: or begin, if it is empty",
+         one_of({"newest", "auto"}),
+         {},
+         Form::kOne,
+         true,
+         "newest"},
+        {"resume-step", &O::resume_step, "N", "", "Continue from this step", at_least_0},
+        {"initial-load", &O::initial_load, "DIR", "",
+         "Begin with the state of another run's checkpoint; steps count from 0"},
+        {"exclude",
+         &O::exclude,
+         "PART[,PART]",
+         "",
+         "Leave out of what is loaded: optimizer, data (begin with other data), or both",
+         one_of({"optimizer", "data"}),
+         {},
+         Form::kComma},
+        {"save-hf",
+         &O::save_hf,
+         "DIR",
+         "",
+         "Write the weights at the end as transformers loads them; with --steps 0 as initialised "
+         "or "
+         "loaded",
+         {},
+         {},
+         Form::kOne,
+         true},
+        {"save-hf-dtype", &O::save_hf_dtype, "T", "fp32",
+         "Type of the weights of --save-hf: fp32, bf16 or fp16", types},
+        {"save-lora",
+         &O::save_lora,
+         "DIR",
+         "",
+         "Write the adapters at the end in PEFT's form",
+         {},
+         kLora},
+        {"merge-lora",
+         &O::merge_lora,
+         "",
+         "",
+         "Add the adapters to the weights of --save-hf",
+         {},
+         kLora}}},
+      {"metrics",
+       {{"metrics", &O::metrics, "FILE.jsonl", "",
+         "A JSON object a step; report.html is written to the same folder"},
+        {"tensorboard", &O::tensorboard, "DIR", "",
+         "Write TensorBoard's files, with torchtitan's names"},
+        {"log-every", &O::log_every, "N", "10", "Steps between console lines", above_0},
+        {"peak-flops", &O::peak_flops, "X|measure", "the data sheet's, for known GPUs",
+         "The peak for MFU: the FLOP/s of a device, or measure: those of a matrix product here",
+         [](CLI::Option& option) { option.check(check_peak, ""); }}}},
+      {"profiling",
+       {{"trace", &O::trace, "FILE.json", "",
+         "Write what each rank does in some steps, and waits for, as a Chrome trace"},
+        {"trace-steps", &O::trace_steps, "A:B", "the second of this run",
+         "The steps of --trace, both included"},
+        {"profile", &O::profile, "FILE.json", "",
+         "Write what libtorch's profiler sees of rank 0 in the last step, as a Chrome trace"},
+        {"memory-report", &O::memory_report, "FILE.json", "",
+         "Write what tensors took in the step that took the most, by rank, FSDP unit and kind"}}},
+      {"job",
+       {{"output-dir",
+         &O::output_dir,
+         "DIR",
+         "",
+         "A new folder for the run: config.toml with all flags, metrics, checkpoints",
+         {},
+         {},
+         Form::kOne,
+         true},
+        {"print-plan",
+         &O::print_plan,
+         "[=json]",
+         "",
+         "Print what each rank holds and sends in a step, and end: table or json",
+         one_of({"table", "json"}),
+         {},
+         Form::kOne,
+         true,
+         "table"},
+        {"verify", &O::verify, "", "",
+         "Before the first step compare a sample of each data-parallel rank with what one rank "
+         "computes"}}}};
+}
+
+const std::vector<Section>& table() {
+  static const std::vector<Section> sections = make_table();
+  return sections;
+}
+
+std::string help_of(const Flag& flag) {
+  return flag.help +
+         (*flag.standard == '\0' ? std::string() : std::string(" (") + flag.standard + ")");
+}
+
+void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
+  const std::string name = std::string("--") + flag.name;
+  std::visit(
+      [&](auto member) {
+        if constexpr (std::is_same_v<decltype(member), bool O::*>) {
+          const std::string negated = std::string(",!--no-") + flag.name;
+          add_switch(app, flag.form == Form::kNegated ? name + negated : name, o.*member,
+                     help_of(flag));
+        } else {
+          CLI::Option& option = *app.add_option(name, o.*member, help_of(flag));
+          option.option_text(flag.value);
+          if (flag.form == Form::kRepeated) {
+            option.allow_extra_args(false);  // a glob without quotes would take what follows it
+          } else if (flag.form == Form::kComma) {
+            option.delimiter(',');
+          }
+          if (*flag.implied != '\0') {
+            option.expected(0, 1)->default_str(flag.implied);
+          }
+          if (flag.check) {
+            flag.check(option);
+          }
+        }
+      },
+      flag.member);
+}
+
+void declare_all(CLI::App& app, TrainOptions& o) {
+  for (const Section& section : table()) {
+    app.option_defaults()->group(section.name);
+    for (const Flag& flag : section.flags) {
+      declare(app, flag, o);
+    }
+  }
+}
+
+FlagNames first_flags() {
+  FlagNames names;
+  for (const Section& section : table()) {
+    for (const Flag& flag : section.flags) {
+      if (flag.first) {
+        names.emplace_back(flag.name);
+      }
+    }
+  }
+  return names;
+}
+
+/// Refuses flags that would change nothing. Returns those of them that are not given: their
+/// defaults are not the run's.
+std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
+  std::vector<LeftOut> unused;
+  for (const Section& section : table()) {
+    for (const Flag& flag : section.flags) {
+      if (flag.use.when == nullptr || flag.use.when(o)) {
+        continue;
+      }
+      TESSERA_CHECK(app.get_option(std::string("--") + flag.name)->count() == 0, "--", flag.name,
+                    " is given, but is for ", flag.use.where,
+                    "; leave it out, or give one of these");
+      unused.push_back({flag.name, std::string("for ") + flag.use.where});
+    }
+  }
+  return unused;
+}
+
+}  // namespace
+
+std::string flags_page() {
+  std::string page =
+      "\n| flag | default | meaning |\n|---|---|---|\n"
+      "| `--config-file FILE.toml` | | Flags in a file, as above |\n";
+  for (const Section& section : table()) {
+    page += std::string("| **`[") + section.name + "]`** | | |\n";
+    for (const Flag& flag : section.flags) {
+      const std::string name =
+          (flag.form == Form::kNegated ? "--[no-]" : "--") + std::string(flag.name);
+      // A bar would end the cell.
+      const std::string value = CLI::detail::find_and_replace(flag.value, "|", "\\|");
+      page += "| `" + name +
+              (value.empty() || flag.value[0] == '[' || flag.value[0] == ' ' ? "" : " ") + value +
+              "` | " + flag.standard + " | " + flag.help + " |\n";
+    }
+  }
+  return page + "\n";
+}
+
+bool resumes(const TrainOptions& o) {
+  return !o.resume.empty() || o.resume_step >= 0;
+}
+
+/// In the terms of the command line, because that is where the user will change it.
+std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees) {
+  std::string text;
+  for (const auto& [name, degree] : degrees) {
+    if (degree != 1) {
+      text += (text.empty() ? "" : " x ") + name + " " + std::to_string(degree);
+    }
+  }
+  return text.empty() ? degrees.front().first + " 1" : text;
+}
+
+std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text) {
+  const auto number = [](std::string_view digits) {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    const bool whole = error == std::errc() && end == digits.data() + digits.size();
+    return whole ? value : std::int64_t{0};
+  };
+  const std::size_t colon = text.find(':');
+  const std::int64_t first = number(std::string_view(text).substr(0, colon));
+  const std::int64_t last =
+      colon == std::string::npos ? 0 : number(std::string_view(text).substr(colon + 1));
+  TESSERA_CHECK(first >= 1 && first <= last, "--trace-steps ", text,
+                " is no range of steps; give A:B with 1 <= A <= B, such as 2:3");
+  return {first, last};
+}
+
+std::filesystem::path report_file(const TrainOptions& o) {
+  const std::filesystem::path folder = o.output_dir.empty()
+                                           ? std::filesystem::path(o.metrics).parent_path()
+                                           : std::filesystem::path(o.output_dir);
+  return folder / "report.html";
+}
+
+namespace {
+
+void check_fine_tuning(const TrainOptions& o) {
+  TESSERA_CHECK(!o.merge_lora || !o.save_hf.empty(),
+                "--merge-lora is given without --save-hf, which writes the merged weights; pass a "
+                "folder for them");
+  TESSERA_CHECK(
+      o.save_lora.empty() || !o.model.empty() || !o.initial_load.empty() || !o.checkpoint.empty(),
+      "--save-lora is given with --config, whose weights are drawn anew and saved "
+      "nowhere, so that nobody could use the adapters; pass --model DIR");
+  TESSERA_CHECK(o.lora_rank == 0 || o.save_hf.empty() || o.merge_lora,
+                "--save-hf would write the weights as they were, without the adapters of "
+                "--lora-rank; pass --merge-lora too, or --save-lora instead");
+}
+
+void check_fp8(const TrainOptions& o) {
+  TESSERA_CHECK(!o.fp8 || o.param_dtype != "fp16",
+                "--fp8 is given with --param-dtype fp16, which does not have the range of scaled "
+                "8-bit numbers; take bf16");
+  TESSERA_CHECK(!o.fp8 || o.device != "cuda" || o.param_dtype == "bf16",
+                "--fp8 is given with --param-dtype ", o.param_dtype,
+                ", but on CUDA products in 8 bits give bf16; take that, or leave out one of them");
+}
+
+void check_data(const TrainOptions& o, bool needed) {
+  const int kinds = static_cast<int>(!o.tokens.empty()) + static_cast<int>(!o.text.empty()) +
+                    static_cast<int>(!o.jsonl.empty());
+  TESSERA_CHECK(kinds <= 1,
+                "of --tokens, --text and --jsonl more than one kind is given; pass one of them");
+  TESSERA_CHECK(!needed || kinds == 1,
+                "no data given; pass --tokens GLOB, --text FILE or --jsonl FILE (or --steps 0)");
+  TESSERA_CHECK(o.eval_text.empty() || o.eval_tokens.empty(),
+                "--eval-text and --eval-tokens are both given; pass one of them");
+  TESSERA_CHECK(o.eval_every == 0 || !o.eval_text.empty() || !o.eval_tokens.empty(),
+                "--eval-every is given without held-out data; pass --eval-text or --eval-tokens");
+  TESSERA_CHECK(o.weights.empty() || o.weights.size() == o.tokens.size(), "--weight is given ",
+                o.weights.size(), " times and --tokens ", o.tokens.size(),
+                "; give a weight for each of them, or none");
+  TESSERA_CHECK(
+      std::isfinite(std::accumulate(o.weights.begin(), o.weights.end(), 0.0)),
+      "the sum of all --weight is not finite; only their ratios count, give smaller ones");
+}
+
+void check_parallelism(const TrainOptions& o) {
+  // Sequences are dealt out evenly; a rank with fewer would make the mean of the ranks' means
+  // another number than the mean.
+  const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.accumulate;
+  TESSERA_CHECK(
+      o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
+      product_text(
+          {{"--dp", o.dp}, {"--dp-replicate", o.dp_replicate}, {"--accumulate", o.accumulate}}),
+      "; every micro-batch of every data-parallel rank takes the same number of sequences");
+  TESSERA_CHECK(o.device == "cuda" || o.backend != "nccl",
+                "--backend nccl needs --device cuda; on the CPU use gloo");
+  TESSERA_CHECK(o.loss_parallel || o.loss_chunks.value_or(1) <= 1,
+                "--no-loss-parallel gathers the logits, which --loss-chunks ", *o.loss_chunks,
+                " leaves out; leave out one of them");
+  TESSERA_CHECK(o.zero == 3 || !o.reshard_last,
+                "--reshard-last is given with --zero 2, which keeps all parameters gathered; leave "
+                "out one of them");
+  TESSERA_CHECK(o.cp == 1 || o.seq % (2 * o.cp) == 0, "--seq ", o.seq, " is not a multiple of ",
+                2 * o.cp, ", 2 x --cp ", o.cp,
+                "; each rank takes two chunks of every sequence, all of one length");
+  TESSERA_CHECK(o.cp == 1 || (o.dropout == 0 && o.lora_dropout == 0),
+                o.dropout > 0 ? "--dropout" : "--lora-dropout", " is given with --cp ", o.cp,
+                ", whose ranks would not drop what one rank drops; leave out one of them");
+  TESSERA_CHECK(o.cp == 1 || std::getenv("TESSERA_COMPARE") == nullptr,
+                "TESSERA_COMPARE is set with --cp ", o.cp,
+                ", but puts no tensors of split sequences together; compare a run without --cp");
+}
+
+void check_checkpoints(const TrainOptions& o) {
+  const std::vector<std::pair<const char*, bool>> of_folder{
+      {"--checkpoint-every", o.checkpoint_every > 0},
+      {"--keep", o.keep > 0},
+      {"--no-async", !o.async},
+      {"--resume", !o.resume.empty()},
+      {"--resume-step", o.resume_step >= 0}};
+  for (const auto& [name, given] : of_folder) {
+    TESSERA_CHECK(!given || !o.checkpoint.empty(), name,
+                  " is given without --checkpoint; pass the folder of the run's checkpoints");
+  }
+  TESSERA_CHECK(o.resume.empty() || o.resume_step < 0,
+                "--resume and --resume-step are both given; pass one of them");
+  // With --resume auto a run that is started again continues from its own steps.
+  TESSERA_CHECK(o.initial_load.empty() || !resumes(o) || o.resume == "auto", "--initial-load and ",
+                o.resume_step >= 0 ? "--resume-step" : "--resume",
+                " are both given; a run begins with one of them");
+  TESSERA_CHECK(
+      o.checkpoint.empty() || o.steps > 0,
+      "--checkpoint is given with --steps 0, which leaves nothing to save; give steps, or "
+      "--initial-load to look at a checkpoint");
+  TESSERA_CHECK(o.exclude.empty() || o.resume != "auto" || !o.initial_load.empty(),
+                "--exclude is given with --resume auto, which would leave it out again at each "
+                "start; pass it with --initial-load, or with --resume once");
+  TESSERA_CHECK(o.exclude.empty() || resumes(o) || !o.initial_load.empty(),
+                "--exclude is given, but nothing is loaded; pass --resume or --initial-load");
+  TESSERA_CHECK(o.save_hf_dtype.empty() || !o.save_hf.empty(),
+                "--save-hf-dtype is given without --save-hf; pass the folder of the weights");
+}
+
+void check_metrics(const TrainOptions& o) {
+  TESSERA_CHECK(
+      !o.verify || o.steps > 0,
+      "--verify is given with --steps 0, which reads no data to verify with; take a step");
+  TESSERA_CHECK(!o.verify || std::getenv("TESSERA_COMPARE") == nullptr,
+                "--verify is given with TESSERA_COMPARE, which would record its step as the first; "
+                "take one of them");
+  if (o.trace_steps.empty()) {
+    return;
+  }
+  TESSERA_CHECK(!o.trace.empty(),
+                "--trace-steps is given without --trace; pass the file of the trace");
+  TESSERA_CHECK(parse_step_range(o.trace_steps).second <= o.steps, "--trace-steps ", o.trace_steps,
+                " ends after --steps ", o.steps, "; name steps that the run makes");
+}
+
+// The command line has them also where the options of a plan leave them out.
+std::vector<NamedFile> read_files(const CLI::App& app) {
+  std::vector<NamedFile> files;
+  for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
+                           "--eval-text", "--eval-tokens", "--initial-load", "--config-file"}) {
+    for (const std::string& file : app.get_option(flag)->results()) {
+      files.push_back({flag, file, /*is_read=*/true});
+    }
+  }
+  return files;
+}
+
+std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
+  if (o.output_dir.empty()) {
+    return {};
+  }
+  std::vector<LeftOut> placed{{"output-dir", "another run needs another one"}};
+  const auto place = [&](const char* flag, std::string& output, const char* name) {
+    if (app.get_option(std::string("--") + flag)->count() == 0) {
+      output = std::filesystem::path(o.output_dir) / name;
+      placed.push_back({flag, "in --output-dir"});
+    }
+  };
+  place("metrics", o.metrics, "metrics.jsonl");
+  place("tensorboard", o.tensorboard, "tensorboard");
+  const bool saves = o.checkpoint_every > 0 || o.keep > 0 || resumes(o);
+  if (saves) {
+    place("checkpoint", o.checkpoint, "checkpoints");
+  }
+  return placed;
+}
+
+void check_outputs(const TrainOptions& o) {
+  std::vector<NamedFile> files = o.inputs;
+  const std::string report = o.metrics.empty() ? "" : report_file(o).string();
+  // A resumed run writes config-2.toml, or the next that is not there.
+  const bool writes_flags = !o.output_dir.empty() && !resumes(o);
+  const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
+  for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},
+                                   {"config.toml of --output-dir", flags},
+                                   {"--metrics", o.metrics},
+                                   {"report.html of --metrics", report},
+                                   {"--trace", o.trace},
+                                   {"--profile", o.profile},
+                                   {"--memory-report", o.memory_report},
+                                   {"--tensorboard", o.tensorboard},
+                                   {"--checkpoint", o.checkpoint},
+                                   {"--save-hf", o.save_hf},
+                                   {"--save-lora", o.save_lora}}) {
+    files.push_back(written);
+  }
+  check_files_differ(files);
+}
+
+/// All ranks have the same command line and so stop at the same check.
+void check_consistent(const CLI::App& app, const TrainOptions& o) {
+  TESSERA_CHECK(o.model.empty() != o.config.empty(),
+                o.model.empty() ? "no model given; pass --model DIR or --config FILE"
+                                : "--model and --config are both given; pass one of them");
+  check_data(o, /*needed=*/o.steps > 0 && o.print_plan.empty() && !o.planned);
+  const std::size_t betas = app.get_option("--betas")->count();
+  TESSERA_CHECK(betas == 0 || betas == 2, "--betas has ", betas, betas == 1 ? " value" : " values",
+                "; give two, B1,B2");
+  TESSERA_CHECK(o.min_lr <= o.lr, "--min-lr ", o.min_lr, " is more than --lr ", o.lr,
+                ", from which the rate falls; give a smaller one");
+  check_fp8(o);
+  check_parallelism(o);
+  check_checkpoints(o);
+  check_metrics(o);
+  if (!o.model.empty() && o.print_plan.empty()) {
+    tessera::check_hub_weights(o.model);
+  }
+}
+
+/// For the report: all that this run uses, given or not.
+std::vector<std::pair<std::string, std::string>> list(const std::vector<ResolvedFlag>& flags) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const ResolvedFlag& flag : flags) {
+    if (flag.note.empty() && !flag.values.empty()) {
+      rows.emplace_back("--" + flag.name, CLI::detail::join(flag.values, ","));
+    }
+  }
+  return rows;
+}
+
+/// `first`: the flags that --help shows.
+void parse(CLI::App& app, std::vector<std::string> arguments, const FlagNames& first) {
+  parse_command_line(app, std::move(arguments),
+                     {{"model", "config"},
+                      {"tokens", "text", "jsonl"},
+                      {"weight", "text"},
+                      {"weight", "jsonl"},
+                      {"eval-text", "eval-tokens"},
+                      {"resume", "resume-step"}},
+                     first);
+}
+
+/// Defaults that depend on another flag are filled in once all are known.
+void finish(CLI::App& app, TrainOptions& o) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() > 0) {
+      o.given.push_back("--" + option->get_single_name());
+    }
+  }
+  if (o.param_dtype.empty()) {
+    o.param_dtype = o.device == "cuda" ? "bf16" : "fp32";
+  }
+  if (o.backend.empty()) {
+    o.backend = o.device == "cuda" ? "nccl" : "gloo";
+  }
+  const std::vector<LeftOut> placed = place_outputs(app, o);
+  check_consistent(app, o);
+  const std::vector<LeftOut> unused = unused_flags(app, o);
+  check_fine_tuning(o);
+  o.inputs = read_files(app);
+  check_outputs(o);
+  std::vector<ResolvedFlag> flags = resolve_flags(app);
+  leave_out(flags, unused);
+  o.listing = list(flags);
+  o.shared = shared_by_ranks(flags);
+  leave_out(flags, placed);
+  o.resolved = to_toml(flags);
+}
+
+}  // namespace
+
+TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
+  if (o.dp > 0) {
+    return o;
+  }
+  const std::int64_t others = o.dp_replicate * o.cp * o.tp;
+  TESSERA_CHECK(ranks % others == 0,
+                product_text({{"--tp", o.tp}, {"--cp", o.cp}, {"--dp-replicate", o.dp_replicate}}),
+                " does not divide the ", ranks,
+                " ranks that are running, of which --dp -1 takes the rest; start a multiple");
+  o.dp = ranks / others;
+  check_parallelism(o);
+  return o;
+}
+
+/// A plan reads a model's configuration, and nothing else.
+TrainOptions planned(TrainOptions o) {
+  TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
+  o.planned = true;
+  if (!o.model.empty() && o.config.empty()) {
+    o.config = o.model + "/config.json";
+    o.model.clear();
+  }
+  for (std::string* file : {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf,
+                            &o.save_lora, &o.print_plan, &o.tensorboard, &o.output_dir, &o.trace,
+                            &o.trace_steps, &o.profile, &o.memory_report}) {
+    file->clear();
+  }
+  o.merge_lora = false;
+  o.verify = false;
+  o.checkpoint_every = 0;
+  o.resume_step = -1;
+  o.async = true;
+  o.keep = 0;
+  o.exclude.clear();
+  o.steps = std::max<std::int64_t>(o.steps, 1);
+  return o;
+}
+
+TrainOptions parse_train_options(std::vector<std::string> arguments) {
+  TrainOptions o;
+  CLI::App app(
+      "Trains a Llama on a mesh of dp-replicate x dp x cp x tp ranks. Start it under tessera-run, "
+      "torchrun, "
+      "Slurm or Open MPI for more than one rank.",
+      "llama_train");
+  declare_all(app, o);
+  parse(app, std::move(arguments), first_flags());
+  finish(app, o);
+  return o;
+}
+
+TrainOptions parse_plan_options(std::vector<std::string> arguments,
+                                const std::function<void(CLI::App&)>& declare,
+                                const std::function<bool()>& uses_gpu) {
+  TrainOptions o;
+  CLI::App app(
+      "Says what every rank of a run of llama_train will hold, compute and send: the real model "
+      "and "
+      "a real step of one rank of each kind, without values, in one process and without a GPU. "
+      "Takes "
+      "llama_train's flags.",
+      "llama_plan");
+  app.option_defaults()->group("plan");
+  declare(app);
+  FlagNames first = first_flags();
+  for (const CLI::Option* option : app.get_options()) {
+    first.push_back(option->get_single_name());
+  }
+  declare_all(app, o);
+  parse(app, std::move(arguments), first);
+  if (app.get_option("--device")->count() == 0 && uses_gpu()) {
+    o.device = "cuda";
+  }
+  o = planned(std::move(o));
+  finish(app, o);
+  return o;
+}
+
+}  // namespace llama

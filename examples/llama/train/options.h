@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/llama/cli.h"
+
+namespace CLI {
+class App;
+}
+
+namespace llama {
+
+/// The flags of llama_train; see its --help-all.
+struct TrainOptions {
+  std::string model, config, tokenizer;
+  std::uint64_t seed = 0;
+
+  std::vector<std::string> tokens;  ///< globs
+  std::vector<double> weights;      ///< empty, or one for each glob
+  std::vector<std::string> jsonl;   ///< globs
+  std::vector<std::string> text, eval_text;
+  std::vector<std::string> eval_tokens;  ///< globs
+  std::string prompt_field = "prompt", completion_field = "completion";
+  bool truncate = false;
+  std::optional<std::uint64_t> shuffle;
+  bool document_mask = false;
+  std::optional<std::int64_t> eos_token;  ///< ends documents and completions
+
+  std::int64_t steps = 10, batch = 4, seq = 128, accumulate = 1;
+
+  double dropout = 0;
+  double z_loss = 0, label_smoothing = 0;
+  std::optional<std::int64_t> loss_chunks;  ///< not given: by the size of the logits
+  std::string optimizer = "adamw";
+  double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
+  std::vector<double> betas{0.9, 0.95};  // usual for language models
+  double eps = 1e-8;
+  std::string moment_dtype = "fp32";
+  double momentum = 0.95;
+  bool decay_matrices_only = false;
+  std::optional<double> ema;
+  std::string schedule = "constant";
+  std::int64_t warmup = 0;
+  double decay_ratio = 0.2;
+
+  std::vector<std::string> freeze;
+  std::int64_t lora_rank = 0;  ///< 0: no adapters
+  std::optional<double> lora_alpha;
+  double lora_dropout = 0;
+  std::vector<std::string> lora_targets;
+  std::string save_lora;
+  bool merge_lora = false;
+
+  std::int64_t dp_replicate = 1, dp = 1, cp = 1, tp = 1;
+  bool sp = true, sp_regather = true, loss_parallel = true;
+  int zero = 3;
+  bool reshard_last = false;
+  bool offload = false;
+  std::string ac = "none";
+  std::string param_dtype, reduce_dtype = "fp32";
+  bool fp8 = false;
+  std::string device = "cpu", backend;
+  bool allow_math_attention = false, deterministic = false;
+
+  std::string checkpoint, initial_load;
+  std::int64_t checkpoint_every = 0;  ///< 0: at the end only
+  std::string resume;                 ///< "": a new run; "newest" or "auto"
+  std::int64_t resume_step = -1;      ///< -1: not given
+  bool async = true;
+  int keep = 0;                      ///< 0: all
+  std::vector<std::string> exclude;  ///< "optimizer", "data"
+
+  std::string metrics, save_hf, save_hf_dtype;
+  std::string trace, trace_steps, profile, memory_report;
+  std::string print_plan;  ///< "": no; "table" or "json"
+  bool verify = false;
+  std::int64_t log_every = 10;
+  std::int64_t eval_every = 0;  ///< 0: at the end only
+  std::string output_dir, tensorboard;
+  std::string peak_flops;  ///< FLOP/s of a rank's device; "measure"; "": of the data sheet
+
+  /// The run is only planned (llama_plan): no data, and nothing is read or written.
+  bool planned = false;
+  /// The layers that the model of such a run is cut to; 0: all stay.
+  std::int64_t layers = 0;
+
+  /// The size of the mesh.
+  std::int64_t ranks() const { return dp_replicate * dp * cp * tp; }
+
+  /// Name and value of every flag that the run uses, given or not, for the report.
+  std::vector<std::pair<std::string, std::string>> listing;
+  /// The same of all ranks: of files whether they are given, as hosts may have other folders.
+  std::map<std::string, std::string> shared;
+  std::vector<std::string> given;  ///< names of the flags that were given
+  std::vector<NamedFile> inputs;   ///< what the flags name to be read
+  /// All flags as a file for --config-file, which starts the same run in another --output-dir.
+  std::string resolved;
+};
+
+/// The table of all flags in docs/programs/training.md.
+std::string flags_page();
+
+/// Where report.html of a run with --metrics is written.
+std::filesystem::path report_file(const TrainOptions& options);
+
+/// Whether the run continues from its own checkpoints, if there are any.
+bool resumes(const TrainOptions& options);
+
+/// "--dp 2 x --tp 2": degrees as the user would give them, those of 1 left out (but not all).
+std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees);
+
+/// The first and last step of "A:B", as the metrics count them. Throws tessera::Error for other
+/// text.
+std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
+
+/// Throws tessera::Error for anything that can be told wrong without other ranks or files'
+/// contents.
+TrainOptions parse_train_options(std::vector<std::string> arguments);
+
+/// With the degree that `ranks` leave for --dp -1. Throws tessera::Error where they leave none.
+TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
+
+/// The same flags for a run that is only planned: without what it would read, save or load.
+TrainOptions planned(TrainOptions options);
+
+/// The same flags for a program that plans such a run, beside its own: `declare` adds those. A run
+/// needs no data then, and what it would read, save or load is left out. `uses_gpu` is asked after
+/// parsing whether the run is to be of a GPU where --device does not say.
+TrainOptions parse_plan_options(std::vector<std::string> arguments,
+                                const std::function<void(CLI::App&)>& declare,
+                                const std::function<bool()>& uses_gpu);
+
+}  // namespace llama

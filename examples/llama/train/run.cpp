@@ -1,0 +1,624 @@
+// The parts of a run: meshes, model, optimizer, a step and its FLOPs.
+
+#include "examples/llama/train/run.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/llama/start.h"
+#include "tessera/core/layout_math.h"
+#include "tessera/observe/flops.h"
+
+namespace llama {
+
+using namespace tessera;
+
+namespace {
+
+/// ZeRO-3 frees the parameters after forward and gathers them again; ZeRO-2 keeps them.
+fsdp::Options fsdp_options(const TrainOptions& o) {
+  return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
+                        .reduce_dtype = scalar_type(o.reduce_dtype)},
+          .offload_policy = o.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
+          .reshard_after_forward = o.zero == 3};
+}
+
+ActivationMemory activation_memory(const std::string& ac) {
+  if (ac == "full") {
+    return ActivationMemory::kInputs;
+  }
+  return ac == "selective" ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
+}
+
+}  // namespace
+
+void choose_kernels(const TrainOptions& o) {
+  nn::allow_math_attention(o.allow_math_attention);
+  if (o.deterministic) {
+    // libtorch asks cuBLAS's users for a workspace of a fixed size.
+    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    // It would fill all memory that operators allocate.
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+}
+
+DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
+  const std::int64_t ranks = o.ranks();
+  TESSERA_CHECK(
+      ranks == world->size(),
+      product_text(
+          {{"--dp", o.dp}, {"--cp", o.cp}, {"--tp", o.tp}, {"--dp-replicate", o.dp_replicate}}),
+      ranks == 1 ? " is 1 rank, but " : " is " + std::to_string(ranks) + " ranks, but ",
+      world->size(), world->size() == 1 ? " is" : " are", " running; start ", ranks,
+      " (tessera-run --nproc ", ranks, ") or change the degrees");
+  std::vector<std::int64_t> sizes{o.dp, o.tp};
+  std::vector<std::string> names{"dp", "tp"};
+  if (o.cp > 1) {
+    sizes.insert(sizes.begin() + 1, o.cp);
+    names.insert(names.begin() + 1, "cp");
+  }
+  if (o.dp_replicate > 1) {
+    sizes.insert(sizes.begin(), o.dp_replicate);
+    names.insert(names.begin(), "dp_replicate");
+  }
+  return init_device_mesh(world, std::move(sizes), std::move(names));
+}
+
+data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::Batch batch) {
+  if (const auto& split = model.context_parallel()) {
+    batch.inputs = split->shard(batch.inputs, 1);
+    batch.targets = split->shard(batch.targets, 1);
+  }
+  return batch;
+}
+
+namespace {
+
+/// The head stays in the type of computation, as usual. Before adapters are added, which stay so
+/// too.
+void convert_to_fp8(Llama& model, const TrainOptions& o) {
+  const nn::Fp8Conversion layers =
+      nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
+  TESSERA_CHECK(!layers.converted.empty(), "--fp8 is given for a model without linear layers that ",
+                "it takes: both sizes must be multiples of ", 16 * o.tp,
+                o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
+}
+
+/// A plan is made for a GPU without one.
+void check_gpu_of_fp8(const TrainOptions& o) {
+  const int capability = o.device == "cuda" ? observe::compute_capability() : 0;
+  TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
+                "capability ", capability / 10, ".", capability % 10,
+                ", and products in 8 bits need 8.9 or more; leave it out");
+}
+
+/// Before parallelize(), which shards an adapter as the weight that it belongs to.
+void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
+  if (o.lora_rank > 0) {
+    nn::apply_lora(model, lora_options(o));
+  }
+  nn::freeze(model, o.freeze);
+  const auto is_trained = [](const auto& entry) { return entry.second->get().requires_grad(); };
+  TESSERA_CHECK(o.steps == 0 || std::ranges::any_of(model.named_slots(), is_trained),
+                "--freeze leaves no parameter to train; leave some out of its patterns");
+}
+
+/// A model may be trained beyond its positions, as in transformers. A number that is a mistake is
+/// refused before memory is asked for.
+void check_sequence(const TrainOptions& options, const Config& config) {
+  constexpr std::int64_t kMostTokens = 1'000'000;
+  const std::int64_t most = std::max(config.max_positions, kMostTokens);
+  TESSERA_CHECK(options.seq <= most, "--seq ", options.seq, " is more than ", most,
+                " tokens, far beyond the ", config.max_positions,
+                " positions that the model is made for; take fewer");
+  constexpr std::int64_t kMostOfAStep = std::int64_t{1} << 40;
+  TESSERA_CHECK(options.batch <= kMostOfAStep / options.seq, "--batch ", options.batch,
+                " of --seq ", options.seq, " is more than ", kMostOfAStep,
+                " tokens a step; take fewer");
+}
+
+ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& apply) {
+  return {.sequence_parallel = options.sp,
+          .loss_parallel = options.loss_parallel,
+          .regather = options.sp_regather,
+          .reshard_last = options.reshard_last,
+          .fsdp = fsdp_options(options),
+          .activations = activation_memory(options.ac),
+          .apply_plan = apply};
+}
+
+}  // namespace
+
+std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
+  std::shared_ptr<Llama> model;
+  {
+    // No rank could hold a large model whole, not even for a moment.
+    const nn::MetaDevice meta;
+    model = std::make_shared<Llama>(config, options.seq, options.dropout);
+  }
+  if (options.fp8) {
+    convert_to_fp8(*model, options);
+  }
+  add_adapters_and_freeze(*model, options);
+  return model;
+}
+
+Config model_config(const TrainOptions& o) {
+  const std::filesystem::path file = o.model.empty()
+                                         ? std::filesystem::path(o.config)
+                                         : std::filesystem::path(o.model) / "config.json";
+  Config config = read_config(file);
+  if (o.layers > 0) {
+    config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
+  }
+  check_sequence(o, config);
+  TESSERA_CHECK(o.steps == 0 || config.attention_dropout == 0, file.string(),
+                ": \"attention_dropout\" is ", config.attention_dropout,
+                ", but attention dropout is not implemented in training; set it to 0, and pass "
+                "--dropout for what attention and MLP add");
+  check_tensor_parallel(config, o.tp);
+  return config;
+}
+
+void check_model(const TrainOptions& options) {
+  const Config config = model_config(options);
+  if (options.fp8 || options.lora_rank > 0 || !options.freeze.empty()) {
+    make_meta_model(options, config);
+  }
+}
+
+std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
+                                  const DeviceMesh& mesh, const ApplyPlan& apply) {
+  std::shared_ptr<Llama> model = make_meta_model(options, config);
+  ParallelOptions parallel = parallel_options(options, apply);
+  if (options.fp8) {
+    check_gpu_of_fp8(options);
+  }
+  parallelize(*model, mesh, parallel);
+  // Memory for this rank's shards alone.
+  nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));
+  return model;
+}
+
+std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config) {
+  std::shared_ptr<Llama> model = make_meta_model(options, config);
+  for (const auto& [name, slot] : model->named_slots()) {
+    slot->swap(slot->get().detach().to(scalar_type(options.param_dtype)));
+  }
+  return model;
+}
+
+namespace {
+
+/// Parts of some thousand tokens, which keep a GPU's products busy; the logits of 2048 tokens and a
+/// vocabulary of 128,256 take 525 MB in bf16.
+constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
+
+/// Small logits are computed at once: one product is rounded once. By sizes alone, so that a plan
+/// chooses what the run does.
+bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
+                          const tensor_parallel::LinearCrossEntropyOptions& head) {
+  if (o.loss_chunks) {
+    return *o.loss_chunks > 1;
+  }
+  const std::int64_t columns = (model.config().vocab_size + o.tp - 1) / o.tp;
+  const auto width = static_cast<std::int64_t>(elementSize(scalar_type(o.param_dtype)));
+  return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
+}
+
+/// Made before the model's call, which has its tensors on the device.
+nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
+  return rows.host_positions.defined()
+             ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
+             : nullptr;
+}
+
+}  // namespace
+
+at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
+                        const data::BatchLoader::Batch& rows,
+                        const tensor_parallel::CrossEntropyOptions& loss) {
+  const at::Tensor targets = rows.targets.flatten();
+  const nn::DocumentsPtr documents = documents_of(options, rows);
+  const tensor_parallel::LinearCrossEntropyOptions head{
+      .loss = loss, .chunks = options.loss_chunks.value_or(0), .chunk_bytes = kChunkBytes};
+  if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
+    return model(rows.inputs, HeadLoss{targets, head, rows.positions, documents});
+  }
+  // The logits may be sharded over the vocabulary; the loss takes them as they are.
+  const at::Tensor logits =
+      rows.positions.defined()
+          ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions, documents)
+          : model(rows.inputs);
+  return tensor_parallel::cross_entropy(logits, targets, loss);
+}
+
+namespace {
+
+/// With --decay-matrices-only those with weight decay, then those without; else all in one group.
+template <class Options>
+std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
+                                                const std::vector<nn::SlotPtr>& slots,
+                                                Options options) {
+  if (!o.decay_matrices_only) {
+    return {{slots, options}};
+  }
+  optim::Group<Options> matrices{{}, options}, others{{}, options};
+  others.options.weight_decay = 0;
+  for (const nn::SlotPtr& slot : slots) {
+    (slot->persistent().dim() >= 2 ? matrices : others).parameters.push_back(slot);
+  }
+  std::vector<optim::Group<Options>> groups;
+  for (auto& group : {matrices, others}) {
+    if (!group.parameters.empty()) {
+      groups.push_back(group);
+    }
+  }
+  return groups;
+}
+
+std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn::SlotPtr>& slots) {
+  const optim::AdamWOptions options{.lr = o.lr,
+                                    .beta1 = o.betas[0],
+                                    .beta2 = o.betas[1],
+                                    .eps = o.eps,
+                                    .weight_decay = o.weight_decay,
+                                    .moment_dtype = scalar_type(o.moment_dtype),
+                                    .seed = o.seed};
+  return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
+}
+
+/// Without --ema.
+std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Llama& model) {
+  if (o.optimizer == "sgd") {
+    const optim::SgdOptions options{
+        .lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay};
+    return std::make_unique<optim::Sgd>(decay_groups(o, optim::slots_of(model), options));
+  }
+  if (o.optimizer == "adamw") {
+    return adamw(o, optim::slots_of(model));
+  }
+  const optim::MuonSplit split = optim::split_for_muon(
+      model, model.config().tie_word_embeddings ? std::vector<std::string>{}
+                                                : std::vector<std::string>{"lm_head.weight"});
+  // One rate for both, tuned for AdamW.
+  const optim::MuonOptions options{.lr = o.lr,
+                                   .weight_decay = o.weight_decay,
+                                   .momentum = o.momentum,
+                                   .rate = optim::MuonRate::kMatchRmsAdamW};
+  return std::make_unique<optim::OptimizerList>(std::vector<std::shared_ptr<optim::Optimizer>>{
+      std::make_shared<optim::Muon>(split.matrices, options), adamw(o, split.rest)});
+}
+
+}  // namespace
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Llama& model) {
+  std::unique_ptr<optim::Optimizer> base = base_optimizer(o, model);
+  if (!o.ema) {
+    return base;
+  }
+  return std::make_unique<optim::Ema>(std::move(base), *o.ema);
+}
+
+std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
+  const c10::ScalarType type = scalar_type(o.param_dtype);
+  if (o.peak_flops.empty()) {
+    return observe::peak_flops(observe::device_name(o.device), type);
+  }
+  return o.peak_flops == "measure" ? observe::measure_peak_flops(world, type)
+                                   : std::stod(o.peak_flops);
+}
+
+optim::LrSchedule make_schedule(const TrainOptions& o) {
+  return optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
+                            .warmup = o.warmup,
+                            .steps = o.steps,
+                            .decay_ratio = o.decay_ratio,
+                            .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0});
+}
+
+std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOptions& o) {
+  if (o.model.empty() && o.tokenizer.empty()) {
+    return std::nullopt;
+  }
+  checkpoint::FilesBesideWeights files;
+  if (!o.model.empty()) {
+    files = checkpoint::files_beside_weights(o.model);
+  }
+  if (o.tokenizer.empty()) {
+    return files;
+  }
+  const std::filesystem::path tokenizer(o.tokenizer);
+  checkpoint::FilesBesideWeights chosen = checkpoint::files_beside_weights(
+      std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
+  chosen.erase("generation_config.json");
+  if (!std::filesystem::is_directory(tokenizer)) {
+    // Under the name that readers look for, and without another form of it.
+    for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
+      chosen.erase(form);
+    }
+    chosen[data::is_tokenizer_json(o.tokenizer) ? "tokenizer.json" : "tokenizer.model"] = tokenizer;
+  }
+  chosen.insert(files.extract("generation_config.json"));
+  return chosen;
+}
+
+using namespace tessera;
+
+namespace {
+
+/// FLOPs of a product: 2 for each weight and token, as often again for the gradient of its input,
+/// and of the weight.
+constexpr double kProduct = 2;
+
+/// Where a parameter is in forward: 0 for the embedding, then a layer each, then what follows them.
+std::int64_t stage_of(const std::string& name, const Config& config) {
+  const std::string layers = "model.layers.";
+  if (name.starts_with(layers)) {
+    return 1 + std::stoll(name.substr(layers.size()));
+  }
+  return name.starts_with("model.embed_tokens") ? 0 : 1 + config.num_hidden_layers;
+}
+
+bool is_trained(const nn::ParameterSlot& slot) {
+  return slot.get().requires_grad();
+}
+
+/// The stage from which on a step has gradients.
+std::int64_t first_trained(const Llama& model) {
+  std::int64_t first = 1 + model.config().num_hidden_layers;
+  for (const auto& [name, slot] : model.named_slots()) {
+    if (is_trained(*slot)) {
+      first = std::min(first, stage_of(name, model.config()));
+    }
+  }
+  return first;
+}
+
+/// Whether a product has a gradient of its input: one of the first layer with a trained weight may
+/// lie before that weight, but few do.
+bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
+  return stage > first || (stage == first && stage <= config.num_hidden_layers);
+}
+
+/// An embedding is a look-up and has no product, unless it is also the head.
+double products_of(const Llama& model, std::int64_t first) {
+  const Config& config = model.config();
+  double flops = 0;
+  for (const auto& [name, slot] : model.named_slots()) {
+    const std::int64_t stage = stage_of(name, config);
+    if (stage == 0 && !config.tie_word_embeddings) {
+      continue;
+    }
+    const std::int64_t product = stage > 0 ? stage : 1 + config.num_hidden_layers;
+    const int of_gradients =
+        int{has_input_gradient(product, first, config)} + int{is_trained(*slot)};
+    flops += kProduct * (1 + of_gradients) * static_cast<double>(slot->get().numel());
+  }
+  return flops;
+}
+
+/// Attention has two products a layer, and two for each in backward.
+double attention_of(const Config& config, std::int64_t sequence, std::int64_t first) {
+  const std::int64_t layers = config.num_hidden_layers;
+  const auto with_gradient = static_cast<double>(layers - std::max<std::int64_t>(first - 1, 0));
+  const auto scores = static_cast<double>(config.num_attention_heads * config.head_dim * sequence);
+  return 2 * kProduct * scores * (static_cast<double>(layers) + 2 * with_gradient);
+}
+
+}  // namespace
+
+observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
+  if (o.freeze.empty() && o.lora_rank == 0) {
+    const ParameterCount count = count_parameters(config);
+    return observe::model_flops(count.total, config.tie_word_embeddings ? 0 : count.embedding,
+                                config.num_hidden_layers,
+                                config.num_attention_heads * config.head_dim, o.seq);
+  }
+  const std::shared_ptr<Llama> model = make_meta_model(o, config);
+  const std::int64_t first = first_trained(*model);
+  const double products = products_of(*model, first);
+  const double attention = attention_of(config, o.seq, first);
+  return {products + attention, products + attention / 2};
+}
+
+using namespace tessera;
+
+namespace {
+
+/// Also where a checkpoint replaces the weights: the optimizer's state is made for filled ones.
+void fill_model(Llama& model, const TrainOptions& options, comm::World& world, bool loads) {
+  if (options.model.empty() || loads) {
+    nn::init_weights(model, options.seed);
+  } else {
+    nn::init_buffers(model);
+    checkpoint::load_hugging_face(model, world, options.model);
+    // Adapters, which are not in the folder.
+    nn::init_unfilled(model, options.seed);
+  }
+  nn::check_initialized(model);
+}
+
+/// For the constructor, after options, world, mesh and config.
+std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads, const ApplyPlan& apply) {
+  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh, apply);
+  fill_model(*model, run.options, *run.world, loads);
+  // Offloaded or not, the rotary tables are where the model computes.
+  for (const auto& [name, slot] : model->named_buffer_slots()) {
+    slot->swap(slot->get().to(c10::Device(run.options.device)));
+  }
+  // Does nothing without TESSERA_COMPARE.
+  observe::compare_runs(*model, run.mesh, batch_mesh(run.mesh).shape().names());
+  return model;
+}
+
+training::StepOptions step_options(const TrainOptions& o, const TrainingData& data) {
+  return {.batch = o.batch,
+          .accumulate = o.accumulate,
+          .mean_of_micro_batches = !(data.loader && data.loader->ignores_targets()),
+          .sync_each_micro_batch = o.zero != 2,
+          .max_norm = o.clip,
+          .schedule = make_schedule(o),
+          .advice_not_finite = "lower --lr or --clip, or look at the data of this step",
+          .advice_out_of_memory = "take a smaller --batch, --ac full or more ranks"};
+}
+
+}  // namespace
+
+LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool loads,
+                   const ApplyPlan& apply)
+    : options(std::move(run_options)),
+      world(std::move(run_world)),
+      mesh(make_mesh(options, world)),
+      batch_ranks(batch_mesh(mesh).flatten()),
+      data_ranks(data_mesh(mesh).flatten()),
+      config(model_config(options)),
+      data(open_training_data(options, config)),
+      rows(data::rows_of_rank(options.batch, options.accumulate, batch_ranks.local_rank(),
+                              batch_ranks.size())),
+      model(make_filled_model(*this, loads, apply)),
+      optimizer(make_optimizer(options, *model)),
+      state{*model, *optimizer, optim::GradScaler({.enabled = options.param_dtype == "fp16"})},
+      step_options_(step_options(options, data)),
+      meter_(world, options.device) {
+  if (data.loader) {
+    prefetch_.emplace(data.loader, rows, uses_cuda(), /*beside=*/!options.planned);
+  }
+  if (!options.planned) {
+    check_same_data(options, data, *world);
+  }
+  manual_seed(options.seed);
+}
+
+at::Tensor LlamaRun::loss_of(const data::BatchLoader::Batch& batch, std::int64_t i,
+                             const tensor_parallel::CrossEntropyOptions& loss) {
+  const std::int64_t count = rows.front().last - rows.front().first;
+  return loss_of_rows(*model, options, batch.rows(i * count, count), loss);
+}
+
+tensor_parallel::CrossEntropyOptions LlamaRun::loss_options() const {
+  return {.label_smoothing = options.label_smoothing, .z_loss = options.z_loss};
+}
+
+data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) const {
+  return tokens_of_rank(*model, batch.to(c10::Device(options.device)));
+}
+
+observe::StepMetrics LlamaRun::step() {
+  meter_.begin();
+  // All micro-batches are copied to the device here: the host then queues the step without a wait.
+  const data::BatchLoader::Batch batch = own_rows(prefetch_->load(state.samples / options.batch));
+  meter_.data_ready();
+  tensor_parallel::CrossEntropyOptions loss = loss_options();
+  if (!step_options_.mean_of_micro_batches) {
+    loss.tokens = tensor_parallel::tokens_per_rank(batch.targets, data_ranks);
+  }
+  const training::StepResult result = training::step(
+      state, data_ranks, step_options_, [&](std::int64_t i) { return loss_of(batch, i, loss); });
+  return meter_.end(state, result, options.lr * result.lr_factor);
+}
+
+using namespace tessera;
+
+namespace {
+
+observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions& o) {
+  observe::VerifyOptions options{.batch_dims = batch_mesh(mesh).shape().names(),
+                                 .splits_samples = o.cp > 1};
+  if (o.cp > 1) {
+    options.batch_dims.emplace_back("cp");
+  }
+  if (o.reduce_dtype == "bf16") {
+    options.coarsest = c10::kBFloat16;
+  }
+  return options;
+}
+
+}  // namespace
+
+/// Both losses of the sample are as training has them, or else the mean over all ranks would not be
+/// one rank's.
+std::string verify(LlamaRun& run) {
+  const data::BatchLoader::Batch whole =
+      run.data.loader
+          ->load(run.state.samples / run.options.batch, run.rows.front().first,
+                 run.rows.front().first + 1)
+          .to(c10::Device(run.options.device));
+  const data::BatchLoader::Batch own = tokens_of_rank(*run.model, whole);
+  tensor_parallel::CrossEntropyOptions of_whole = run.loss_options(), of_own = of_whole;
+  if (run.data.loader->ignores_targets()) {
+    of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, run.batch_ranks);
+    of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, run.data_ranks);
+  }
+  const std::shared_ptr<Llama> reference = make_reference(run.options, run.config);
+  const observe::VerifyReport report = observe::verify(
+      *run.model, *reference, run.mesh,
+      [&](Llama& model) {
+        const bool on_mesh = &model == run.model.get();
+        return loss_of_rows(model, run.options, on_mesh ? own : whole, on_mesh ? of_own : of_whole);
+      },
+      verify_options(run.mesh, run.options));
+  report.check();
+  return report.text();
+}
+
+using namespace tessera;
+
+namespace {
+
+/// A fake world is one of a CPU, whatever it is planned for.
+TrainOptions on_cpu(TrainOptions options) {
+  options.device = "cpu";
+  options.backend = "gloo";
+  return options;
+}
+
+/// By what ranks differ that share a sequence: the first and the last rank make fewer calls, and
+/// the terms of gradients are longest on the first. Where a window begins differs on all.
+std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
+  if (window > 0) {
+    return rank;
+  }
+  return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
+}
+
+/// This rank's part of the tokens, and with context parallelism of the sequence.
+std::vector<std::int64_t> sizes_of(const LlamaRun& run,
+                                   const std::vector<std::int64_t>& coordinate) {
+  const TrainOptions& o = run.options;
+  const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
+  std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
+  if (o.cp > 1) {
+    const int cp = run.mesh.shape().dim("cp");
+    sizes.push_back(part_of_sequence(coordinate[static_cast<std::size_t>(cp)], o.cp,
+                                     run.config.sliding_window));
+  }
+  return sizes;
+}
+
+}  // namespace
+
+planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world,
+                          const ApplyPlan& apply) {
+  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false, apply);
+  return {.model = run->model,
+          .mesh = run->mesh,
+          .step =
+              [run] {
+                const StrictScope strict;
+                run->step();
+              },
+          .sizes = [run](const auto& coordinate) { return sizes_of(*run, coordinate); }};
+}
+
+}  // namespace llama

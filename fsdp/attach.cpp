@@ -1,0 +1,325 @@
+// Attaches units to modules by type (ModuleBase::attach): the module owns its unit, and there is no
+// table of units. Units are made, attached, and found again here.
+
+#include "unit.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <unordered_set>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+// autograd::grad(loss, parameters) under FSDP. The graph of a loss ends in the unsharded tensors,
+// while the program has the shards. So a backward for some shards is one for what stands in for
+// them in the graph; the units reduce of it what was asked for and leave out the rest.
+
+using nn::BackwardCall;
+using tessera::detail::as_leaf;
+using tessera::detail::Edge;
+using tessera::detail::Node;
+using tessera::detail::variable_list;
+using Request = ShardedParameter::Request;
+
+class ShardGradient final : public nn::StandInGradient {
+ public:
+  ShardGradient(const at::Tensor& sharded, std::weak_ptr<Unit> unit)
+      : StandInGradient(sharded), unit_(std::move(unit)) {}
+
+  variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
+
+  /// nullptr: it is gone.
+  std::shared_ptr<Unit> unit() const { return unit_.lock(); }
+  /// nullptr: it has another shard by now.
+  static ShardedParameter* parameter(Unit& unit, const at::Tensor& sharded) {
+    for (ParameterGroup& group : unit.groups()) {
+      for (ShardedParameter& each : group.parameters()) {
+        if (each.sharded().is_same(sharded)) {
+          return &each;
+        }
+      }
+    }
+    return nullptr;
+  }
+
+ private:
+  std::weak_ptr<Unit> unit_;
+};
+
+struct RequestedParameter {
+  std::shared_ptr<Unit> unit;
+  ShardedParameter* parameter;
+};
+
+/// The parameters of units among the outputs, that have been unsharded.
+std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
+  std::vector<RequestedParameter> asked;
+  for (const Edge& output : call.outputs) {
+    const auto* node = dynamic_cast<const ShardGradient*>(output.function.get());
+    const std::shared_ptr<Unit> unit = node != nullptr ? node->unit() : nullptr;
+    auto* parameter = unit != nullptr ? ShardGradient::parameter(*unit, node->variable) : nullptr;
+    if (parameter != nullptr && parameter->unsharded().defined()) {
+      asked.push_back({unit, parameter});
+    }
+  }
+  return asked;
+}
+
+Edge leaf_edge(const ShardedParameter& parameter) {
+  return {tessera::detail::leaf_node(parameter.unsharded()), 0};
+}
+
+/// Whether the graph of `call` leads to what stands in for one of them, and not only, as that of a
+/// penalty on shards, to the shards.
+bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
+  std::unordered_set<const Node*> leaves;
+  for (const RequestedParameter& each : asked) {
+    if (each.parameter->unsharded().requires_grad()) {
+      leaves.insert(leaf_edge(*each.parameter).function.get());
+    }
+  }
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> next;
+  const auto add = [&](const Edge& edge) {
+    if (edge.is_valid() && seen.insert(edge.function.get()).second) {
+      next.push_back(edge.function.get());
+    }
+  };
+  std::ranges::for_each(call.roots, add);
+  while (!next.empty()) {
+    const Node* node = next.back();
+    next.pop_back();
+    if (leaves.contains(node)) {
+      return true;
+    }
+    std::ranges::for_each(node->next_edges(), add);
+  }
+  return false;
+}
+
+/// Each once, of all models that the parameters belong to.
+std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& asked) {
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const RequestedParameter& each : asked) {
+    if (std::ranges::find(units, each.unit) == units.end()) {
+      std::ranges::copy(each.unit->units_of_iteration(), std::back_inserter(units));
+    }
+  }
+  return units;
+}
+
+/// While it exists, these units reduce what was asked for alone.
+class RequestScope {
+ public:
+  RequestScope(std::vector<std::shared_ptr<Unit>> units, const std::vector<RequestedParameter>& asked,
+               Request request)
+      : units_(std::move(units)) {
+    set_all(Request::kLeaveOut);
+    for (const RequestedParameter& each : asked) {
+      each.parameter->set_request(request);
+    }
+  }
+  RequestScope(const RequestScope&) = delete;
+  RequestScope& operator=(const RequestScope&) = delete;
+  ~RequestScope() { set_all(Request::kNone); }
+
+ private:
+  void set_all(Request request) {
+    for (const std::shared_ptr<Unit>& unit : units_) {
+      for (ParameterGroup& group : unit->groups()) {
+        for (ShardedParameter& parameter : group.parameters()) {
+          parameter.set_request(request);
+        }
+      }
+    }
+  }
+
+  std::vector<std::shared_ptr<Unit>> units_;
+};
+
+/// While it exists, `.grad` of leaves holds what a backward gives them alone.
+class EmptyGradients {
+ public:
+  explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
+    for (const Edge& output : outputs) {
+      if (auto* leaf = as_leaf(output)) {
+        const auto [entry, is_new] = before_.try_emplace(leaf, at::Tensor());
+        if (is_new) {
+          entry->second = std::exchange(leaf->variable.mutable_grad(), at::Tensor());
+        }
+      }
+    }
+  }
+  EmptyGradients(const EmptyGradients&) = delete;
+  EmptyGradients& operator=(const EmptyGradients&) = delete;
+  ~EmptyGradients() {
+    for (auto& [leaf, gradient] : before_) {
+      leaf->variable.mutable_grad() = std::move(gradient);
+    }
+  }
+
+ private:
+  std::map<tessera::detail::LeafNode*, at::Tensor> before_;
+};
+
+void check_returnable(const BackwardCall& call, const std::vector<RequestedParameter>& asked,
+                      const std::vector<std::shared_ptr<Unit>>& units) {
+  const std::string first =
+      "autograd::grad of " + describe(*asked.front().parameter->slot()) + " of an FSDP unit";
+  TESSERA_CHECK(!call.create_graph, first,
+                " was asked for with create_graph, but its gradient is a sum over ranks, which has "
+                "no graph; leave create_graph out, or differentiate twice on one rank");
+  TESSERA_CHECK(
+      std::ranges::none_of(units, [](const auto& unit) { return unit->settings().step_goes_on(); }),
+      first,
+      " was asked for while set_requires_gradient_sync, set_requires_all_reduce or "
+      "set_is_last_backward is false; it gives reduced gradients: set them true for it");
+  for (const Edge& output : call.outputs) {
+    TESSERA_CHECK(as_leaf(output) != nullptr || tessera::detail::is_unreachable(output), first,
+                  " was asked for together with that of a result of operators; ask for that in a "
+                  "separate call, the first of them with retain_graph");
+  }
+}
+
+/// A backward that adds to `.grad`, for the leaves of `call` and what stands in for them.
+BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
+  BackwardCall adding = call;
+  adding.accumulate = true;
+  for (const RequestedParameter& each : asked) {
+    // One that was gathered and has not run yet is in no graph, and is no leaf.
+    if (each.parameter->unsharded().requires_grad()) {
+      adding.outputs.push_back(leaf_edge(*each.parameter));
+    }
+  }
+  return adding;
+}
+
+variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBackward& run) {
+  const std::vector<RequestedParameter> asked = requested_by(call);
+  if (asked.empty() || !reaches(call, asked)) {
+    return run(call);
+  }
+  const std::vector<std::shared_ptr<Unit>> units = units_around(asked);
+  if (call.accumulate) {
+    const RequestScope scope(units, asked, Request::kAdd);
+    return run(adding(call, asked));
+  }
+  check_returnable(call, asked, units);
+  // What an earlier backward has left under way is for `.grad` as it is now.
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->comm_context().settle();
+  }
+  const RequestScope scope(units, asked, Request::kReturn);
+  const EmptyGradients empty(call.outputs);
+  run(adding(call, asked));
+  variable_list gradients;
+  for (const Edge& output : call.outputs) {
+    const auto* leaf = as_leaf(output);
+    gradients.push_back(leaf != nullptr ? leaf->variable.grad() : at::Tensor());
+  }
+  return gradients;
+}
+
+/// Lets autograd::grad and a backward with inputs find the parameters of `unit`, though forward
+/// computes with others: they get the gradients of the shards.
+void offer_gradients(const std::shared_ptr<Unit>& unit) {
+  nn::ask_stand_ins();
+  for (ParameterGroup& group : unit->groups()) {
+    for (ShardedParameter& parameter : group.parameters()) {
+      parameter.set_stand_in([unit = std::weak_ptr(unit)](const at::Tensor& sharded) {
+        return tessera::detail::make_node<ShardGradient>(sharded, unit);
+      });
+    }
+  }
+}
+
+/// Identifies a parameter by its unsharded tensor, for other code.
+class UnitSlotKeeper final : public nn::SlotKeeper {
+ public:
+  explicit UnitSlotKeeper(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
+
+  bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
+    const std::shared_ptr<Unit> unit = unit_.lock();
+    return unit != nullptr && unit->parameters().is_unsharded(slot, tensor);
+  }
+
+  bool brought_nonfinite(const nn::ParameterSlot& slot) const override {
+    const std::shared_ptr<Unit> unit = unit_.lock();
+    return unit != nullptr && std::ranges::any_of(unit->groups(), [&](const ParameterGroup& group) {
+             return group.gradients().brought_nonfinite(slot);
+           });
+  }
+
+ private:
+  // Weak: a module below the unit's may outlive it.
+  std::weak_ptr<Unit> unit_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse) {
+  std::vector<std::shared_ptr<Unit>> units;
+  const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
+    auto unit = each.attached<Unit>();
+    // A unit of several modules is met several times.
+    if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
+      units.push_back(std::move(unit));
+    }
+  };
+  recurse ? nn::visit_modules(module, add) : add("", module);
+  return units;
+}
+
+nn::ModuleWalk outside_of_units() {
+  return {.skip = [](const torch::nn::Module& module) {
+    const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
+    return ours != nullptr && ours->attached<Unit>() != nullptr;
+  }};
+}
+
+std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked) {
+  std::shared_ptr<Unit> unit = module.attached<Unit>();
+  TESSERA_CHECK(unit != nullptr, asked, ": this ", module.name(),
+                " is not a unit; apply fully_shard to it first");
+  return unit;
+}
+
+std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
+                                            const char* asked) {
+  std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse);
+  TESSERA_CHECK(!units.empty(), asked, ": this ", module.name(), recurse ? " holds" : " is",
+                " no unit; apply fully_shard first");
+  return units;
+}
+
+void make_unit(const UnitSpec& spec) {
+  // First: after an error here nothing has been sharded.
+  move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
+  const auto unit = std::make_shared<Unit>(spec);
+  unit->install();
+  offer_gradients(unit);
+  const auto context = std::make_shared<nn::detail::CallContext>(
+      nn::detail::CallContext{[unit = std::weak_ptr(unit)] { return unit.lock()->label(); }});
+  for (nn::ModuleBase* module : spec.modules) {
+    module->attach(unit);
+    module->attach(context);
+  }
+  const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<UnitSlotKeeper>(unit);
+  for (const ParameterSpec& parameter : spec.parameters) {
+    // Attached to the owners, because callers know slots and not units.
+    for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
+      owner.module->attach(kept);
+    }
+  }
+}
+
+}  // namespace tessera::fsdp

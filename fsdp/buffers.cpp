@@ -1,0 +1,403 @@
+#include "buffers.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "tessera/core/detail/rounding.h"
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/kernels/detail/pack.h"
+
+namespace tessera::fsdp {
+
+// Decides which dimension of the caller's mesh shards, which replicates, and over which ranks
+// gathered pieces are kept. All other code reads this struct instead of dimensions by position.
+
+DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
+  TESSERA_CHECK(mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                "; pass the dimension that shards, or those that replicate and shard, for example "
+                "mesh[\"dp\"] or mesh[{\"dp_replicate\", \"dp\"}]");
+  if (mesh.ndim() == 1) {
+    shard = mesh;
+    return;
+  }
+  const std::vector<std::string>& names = mesh.shape().names();
+  // mesh[name] is the way to a dimension's slice, which keeps the root that tensor parallelism
+  // shares.
+  TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
+                " have no names; name them, so that they can be told apart");
+  replicate = mesh[names[0]];
+  shard = mesh[names[1]];
+}
+
+DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
+  TESSERA_CHECK(mesh && mesh.ndim() == 1, "replicate: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                mesh && mesh.ndim() == 2
+                    ? "; all its ranks hold copies: pass them as one dimension, mesh.flatten()"
+                    : "; pass the dimension that replicates, for example mesh[\"dp\"]");
+  DataMesh result;
+  result.all = result.replicate = mesh;
+  const auto rank = static_cast<std::size_t>(mesh.local_rank());
+  // This rank alone: nothing is gathered, nothing scattered.
+  result.shard = DeviceMesh(mesh.world(), {mesh.ranks()[rank]}, MeshShape({1}));
+  return result;
+}
+
+std::vector<DeviceMesh> DataMesh::data_dims() const {
+  return replicate ? std::vector{replicate, shard} : std::vector{shard};
+}
+
+c10::Device DataMesh::device() const {
+  return all.device();
+}
+
+bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
+  const std::vector<int>& all = whole.ranks();
+  return part == whole || std::ranges::all_of(part.ranks(), [&](int rank) {
+           return std::ranges::find(all, rank) != all.end();
+         });
+}
+
+// Where each shard is in a flat buffer, and the copies between such buffers and unsharded tensors.
+// A flat buffer of one rank has the padded shards one after another, aligned; a gathered one has a
+// row of that form for each rank. Nothing here communicates.
+
+namespace {
+
+/// A piece of an unsharded tensor and its place in the buffer, of equal sizes.
+struct Piece {
+  at::Tensor unsharded;
+  at::Tensor packed;
+};
+
+/// The rows of ranks [first, last), which are all full, split on dimension 0: one piece.
+Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
+                std::int64_t ranks) {
+  // As (ranks, rows, ...): on both sides a strided view of the same shape, and no copy is needed to
+  // build it.
+  std::vector<std::int64_t> sizes = segment.shape.sizes;
+  sizes[0] = segment.shape.chunk();
+  sizes.insert(sizes.begin(), ranks);
+  const at::Tensor packed = buffer.narrow(0, 0, ranks)
+                                .narrow(1, segment.offset, segment.shape.padded_numel())
+                                .unflatten(1, at::IntArrayRef(sizes).slice(1));
+  return {unsharded.narrow(0, 0, ranks * sizes[1]).unflatten(0, {ranks, sizes[1]}), packed};
+}
+
+Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
+              std::int64_t rank) {
+  const ShardShape& shape = segment.shape;
+  return {shape.rows_of(unsharded, rank),
+          shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
+}
+
+/// Ranks whose shards are full, split on dimension 0, are one strided copy; others one each.
+std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
+                             const Segment& segment) {
+  const ShardShape& shape = segment.shape;
+  std::vector<Piece> pieces;
+  std::int64_t rank = 0;
+  if (shape.splits_rows() && shape.padded_numel() > 0) {
+    // Ranks with a full chunk; at most one after them has fewer rows, the others none.
+    rank = shape.sizes[0] / shape.chunk();
+    pieces.push_back(full_rows(unsharded, buffer, segment, rank));
+  }
+  // Empty ranks come last, as in torch.chunk, so the loop may end at the first.
+  for (; rank < shape.ranks && shape.numel(rank) > 0; ++rank) {
+    pieces.push_back(shape.dim ? rows_of(unsharded, buffer, segment, rank)
+                               : Piece{unsharded, shard_of(buffer.select(0, rank), segment, rank)});
+  }
+  return pieces;
+}
+
+/// Clears the rest of a segment's room: that of the short rank, and of the empty ranks behind it at
+/// once. All before them are full.
+void clear_padding(const at::Tensor& buffer, const Segment& segment) {
+  const ShardShape& shape = segment.shape;
+  const std::int64_t room = shape.padded_numel();
+  std::int64_t filled = shape.ranks;
+  while (room > 0 && filled > 0 && shape.numel(filled - 1) == 0) {
+    --filled;
+  }
+  if (filled < shape.ranks) {
+    buffer.narrow(0, filled, shape.ranks - filled).narrow(1, segment.offset, room).zero_();
+  }
+  if (const std::int64_t used = filled > 0 ? shape.numel(filled - 1) : room; used < room) {
+    buffer.select(0, filled - 1).narrow(0, segment.offset + used, room - used).zero_();
+  }
+}
+
+std::int64_t end_of(const Segment& segment) {
+  return segment.offset + segment.shape.padded_numel();
+}
+
+/// The wider of two types aligns in fewer elements, so that the narrower one decides.
+c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
+  return c10::elementSize(a) < c10::elementSize(b) ? a : b;
+}
+
+}  // namespace
+
+std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype) {
+  const std::int64_t unit = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
+  std::vector<Segment> segments;
+  for (const ShardShape& shape : shapes) {
+    // Padded, so that the offsets are the same on every rank and one collective fits all.
+    segments.push_back({shape, flat_numel(segments),
+                        detail::round_up(shape.padded_numel(), unit) - shape.padded_numel()});
+  }
+  return segments;
+}
+
+std::int64_t flat_numel(const std::vector<Segment>& segments) {
+  return segments.empty() ? 0 : end_of(segments.back()) + segments.back().gap;
+}
+
+void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments) {
+  for (const Segment& segment : segments) {
+    if (segment.gap > 0) {
+      buffer.narrow(-1, end_of(segment), segment.gap).zero_();
+    }
+  }
+}
+
+at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank) {
+  // A view without the padding.
+  return flat.narrow(0, segment.offset, segment.shape.numel(rank))
+      .view(segment.shape.shard_sizes(rank));
+}
+
+FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::ScalarType dtype,
+                                   const MixedPrecisionPolicy& policy, const ShardHome& home,
+                                   c10::Device device)
+    : dtype_(dtype),
+      // Integers and booleans are not computed with in a floating-point type.
+      compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
+      // As FSDP2: without reduce_dtype a reduction has the computation's type.
+      reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
+                                               : compute_dtype_),
+      // One layout for the shards and for what is sent of them.
+      segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
+      home_(home),
+      device_(device) {}
+
+bool FlatBufferLayout::splits_rows() const {
+  return std::ranges::all_of(segments_,
+                             [](const Segment& segment) { return segment.shape.splits_rows(); });
+}
+
+/// One call for all pieces: on a GPU a kernel, not one for each piece.
+void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
+            const std::vector<at::Tensor>& unsharded) {
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    std::vector<Piece> pieces = pieces_of(unsharded[i], gathered, segments[i]);
+    if (!segments[i].shape.dim && !pieces.empty()) {
+      pieces.erase(pieces.begin() + 1, pieces.end());  // every rank sent the same
+    }
+    for (Piece& piece : pieces) {
+      to.push_back(std::move(piece.unsharded));
+      from.push_back(std::move(piece.packed));
+    }
+  }
+  kernels::copy_all(to, from);
+}
+
+void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
+          const at::Tensor& buffer) {
+  clear_gaps(buffer, segments);
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    // A parameter that this rank did not use: zeros, as its peers expect.
+    if (!unsharded[i].defined()) {
+      buffer.narrow(1, segments[i].offset, segments[i].shape.padded_numel()).zero_();
+      continue;
+    }
+    clear_padding(buffer, segments[i]);
+    for (Piece& piece : pieces_of(unsharded[i], buffer, segments[i])) {
+      to.push_back(std::move(piece.packed));
+      from.push_back(std::move(piece.unsharded));
+    }
+  }
+  kernels::copy_all(to, from);
+}
+
+ReusableStorage::ReusableStorage(std::int64_t bytes, c10::Device device)
+    : storage_(at::empty({0}, at::dtype(at::kByte).device(device)).storage()), bytes_(bytes) {}
+
+void ReusableStorage::allocate() {
+  set(storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)));
+}
+
+/// The data pointer holds the tensor: views of it may outlive the owner.
+void ReusableStorage::lend(at::Tensor memory) {
+  void* const data = memory.mutable_data_ptr();
+  const c10::Device device = memory.device();
+  set(at::DataPtr(
+      data, new at::Tensor(std::move(memory)),
+      [](void* held) { delete static_cast<at::Tensor*>(held); }, device));
+}
+
+void ReusableStorage::set(at::DataPtr memory) {
+  tessera::detail::set_memory(storage_, std::move(memory), bytes_);
+}
+
+void ReusableStorage::free() {
+  tessera::detail::free_memory(storage_);
+}
+
+at::Tensor ReusableStorage::tensor(std::vector<std::int64_t> sizes, c10::ScalarType dtype,
+                                   std::int64_t byte_offset) const {
+  const auto item = static_cast<std::int64_t>(c10::elementSize(dtype));
+  return tessera::detail::tensor_over(storage_, byte_offset / item, sizes, dtype);
+}
+
+// Memory for packed collectives, passed from unit to unit. libtorch's caching allocator would serve
+// the same sizes, but with an unbounded cache for each stream; here memory that does not fit the
+// next request is freed at once. On a CPU events are null, and waiting for one does nothing.
+
+namespace {
+
+/// A buffer may be this much larger than what is asked for.
+// Twice: units of one model differ little, and a much larger buffer is better freed.
+constexpr std::int64_t kWaste = 2;
+
+}  // namespace
+
+BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane) {
+  const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
+  at::Tensor memory;
+  if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
+    // The last user may still be reading, in another lane.
+    streams_->wait(lane, found->event);
+    memory = std::move(found->bytes);
+    idle_.erase(found);
+  } else {
+    // Memory that did not fit is freed first: idle and new memory together would add to the peak.
+    drop(lane);
+    memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
+  }
+  // As bytes, so that one buffer serves types of any size.
+  at::Tensor tensor = memory.narrow(0, 0, bytes).view(dtype);
+  return {std::move(tensor), std::move(memory), lane};
+}
+
+std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes, comm::Lane lane) {
+  auto best = idle_.end();
+  for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
+    const std::int64_t room = idle->bytes.numel();
+    // Memory belongs to the lane that allocated it.
+    const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
+    if (fits && (best == idle_.end() || room < best->bytes.numel())) {
+      best = idle;
+    }
+  }
+  return best;
+}
+
+void BufferPool::release(Buffer buffer, comm::StreamEventPtr event) {
+  idle_.push_back({std::move(buffer.bytes), buffer.lane, std::move(event)});
+}
+
+void BufferPool::drop(comm::Lane lane) {
+  std::erase_if(idle_, [&](const Idle& idle) {
+    if (idle.lane != lane) {
+      return false;
+    }
+    // The lane may reuse freed memory at once, so it must have waited.
+    streams_->wait(lane, idle.event);
+    return true;
+  });
+}
+
+void BufferPool::clear() {
+  for (const comm::Lane lane :
+       {comm::Lane::kCompute, comm::Lane::kAllGather, comm::Lane::kReduceScatter}) {
+    drop(lane);
+  }
+}
+
+std::int64_t BufferPool::idle_bytes() const {
+  return std::accumulate(
+      idle_.begin(), idle_.end(), std::int64_t{0},
+      [](std::int64_t sum, const Idle& idle) { return sum + idle.bytes.numel(); });
+}
+
+// The memory that a group is gathered into. Autograd saves the tensors made here for backward, so
+// they are made once and only their storage is freed and allocated again. Also the piece of that
+// memory which a post-forward mesh keeps in between.
+
+namespace {
+
+using detail::round_up;
+
+/// The ranks that keep a larger shard after forward. Empty if the feature is off, or covers all
+/// ranks and so duplicates the shards.
+DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
+  const std::int64_t ranks = mesh.shard.size();
+  // Size 1 is the default and means off; all ranks would keep the shard a second time.
+  if (size == 1 || size == ranks) {
+    return {};
+  }
+  // Neighbours by rank, since they usually share a host and its fast links.
+  const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
+  const std::vector<std::string>& names = mesh.shard.shape().names();
+  const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", size);
+  return {mesh.shard.world(), std::vector<int>(first, first + size), MeshShape({size}, {name})};
+}
+
+}  // namespace
+
+UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype,
+                                   c10::Device device, bool padded, std::int64_t pieces) {
+  const auto itemsize = static_cast<std::int64_t>(c10::elementSize(dtype));
+  std::vector<std::int64_t> numels;
+  std::int64_t bytes = 0;
+  for (const Segment& segment : segments) {
+    // With padding an all-gather of rows writes here directly; the tensor proper is the beginning.
+    numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
+                            : c10::multiply_integers(segment.shape.sizes));
+    bytes += round_up(itemsize * numels.back(), kTensorAlignment);
+  }
+  // Each rank of a post-forward mesh keeps an equal piece, aligned as tensors are.
+  bytes = round_up(bytes, kTensorAlignment * pieces);
+  storage_ = ReusableStorage(bytes, device);
+  // All tensors share this one storage, so that a post-forward mesh keeps and gathers one range.
+  flat_ = storage_.tensor({bytes / itemsize}, dtype, 0);
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    tensors_.push_back(storage_.tensor(segments[i].shape.sizes, dtype, offset));
+    if (padded) {
+      padded_.push_back(storage_.tensor({numels[i]}, dtype, offset));
+    }
+    offset += round_up(itemsize * numels[i], kTensorAlignment);
+  }
+}
+
+PostForwardShard::PostForwardShard(const DataMesh& mesh, std::int64_t size)
+    : mesh_(post_forward_mesh(mesh, size)) {}
+
+void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
+  const std::int64_t piece = memory.numel() / count();
+  piece_ = memory.narrow(0, mesh_.local_rank() * piece, piece).clone();
+  copied_ = streams.record(comm::Lane::kCompute);
+}
+
+comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
+                                             comm::Streams& streams, comm::Lane lane) {
+  streams.wait(lane, copied_);
+  // Held beside piece_, which drop() may reset while the collective still reads it.
+  sent_ = piece_;
+  const comm::PurposeScope purpose(group(), label);
+  return group().all_gather(memory, sent_);
+}
+
+}  // namespace tessera::fsdp

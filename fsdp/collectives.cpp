@@ -1,0 +1,541 @@
+#include "param_group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "buffers.h"
+#include "tessera/core/detail/rounding.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/detail/pack.h"
+
+namespace tessera::fsdp {
+
+// The communication that the units of a model have under way together. Two rules bound the memory
+// of a step: at most one unit's gradients are being reduced at a time, and a tensor that another
+// lane reads is kept until compute has waited for that lane.
+
+using comm::Lane;
+
+/// One unit at a time: gradients that wait to be reduced are the largest part of a step's memory.
+void CommContext::reduce(std::vector<ParameterGroup>& groups) {
+  finish_reductions();
+  free_retired();
+  // Memory that no gather has taken since would add to the gradients.
+  pool_.drop(Lane::kAllGather);
+  for (ParameterGroup& group : groups) {
+    group.gradients().start_reduce(*this);
+    // After start_reduce, so that a reduction that could not start is not waited for.
+    reducing_.push_back(&group.gradients());
+  }
+}
+
+void CommContext::finish_reductions() {
+  // Exchanged first: if one throws, the rest is not finished a second time.
+  for (GradientState* gradients : std::exchange(reducing_, {})) {
+    gradients->finish_reduce(*this);
+  }
+}
+
+void CommContext::settle() {
+  finish_reductions();
+  // The optimizer runs in the compute lane.
+  streams_->order(Lane::kReduceScatter, Lane::kCompute);
+  // In the compute lane, which has just been ordered behind the reductions: the terms are views of
+  // their results.
+  sums_.run();
+  free_retired();
+  pool_.clear();
+  const auto on_host = std::exchange(on_host_, {});
+  if (!on_host.empty()) {
+    // The host reads offloaded gradients (an optimizer on the CPU): an order of lanes is not
+    // enough.
+    streams_->synchronize(streams_->record(Lane::kCompute));
+  }
+  for (ShardedParameter* parameter : on_host) {
+    parameter->arrive();
+  }
+}
+
+void CommContext::forget(std::vector<ParameterGroup>& groups) {
+  for (ParameterGroup& group : groups) {
+    // Only these groups': other units that share the context continue.
+    std::erase(reducing_, &group.gradients());
+    for (const ShardedParameter& parameter : group.parameters()) {
+      std::erase(on_host_, &parameter);
+    }
+    group.gradients().forget_reduction(*this);
+  }
+}
+
+/// Without an event (on a CPU) no other lane uses them: they are freed at once.
+void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
+  if (event != nullptr && !tensors.empty()) {
+    retired_.push_back({std::move(tensors), std::move(event)});
+  }
+}
+
+void CommContext::free_retired() {
+  for (const Retired& retired : std::exchange(retired_, {})) {
+    streams_->wait(Lane::kCompute, retired.event);
+  }
+}
+
+// The reduction of a group's gradients: reduce-scatter over the ranks that shard, all-reduce over
+// replicas, division, and the hand-over to the sharded parameters. It starts when backward leaves
+// the unit, and finish() comes one unit later (CommContext::reduce), so that the collective runs
+// beside the next unit's backward.
+
+namespace {
+
+using comm::Lane;
+
+/// About the square root of the ranks, a power of two: with gradients divided by it before a sum in
+/// fp16 and by the rest after, neither overflows nor underflows much. FSDP2's rule.
+double half_pre_divisor(std::int64_t ranks) {
+  std::int64_t factor = 1;
+  // Only powers of two that divide the number of ranks, so that 12 ranks give 4 (then 3).
+  while (ranks % factor == 0 && ranks / factor > factor) {
+    factor *= 2;
+  }
+  return static_cast<double>(factor);
+}
+
+/// Casts those of `gradients` that are of another type than `dtype`, into one buffer. Undefined
+/// ones stay so.
+void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dtype) {
+  const auto step = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
+  std::vector<at::Tensor*> others;
+  std::int64_t numel = 0;
+  for (at::Tensor* gradient : gradients) {
+    if (gradient->defined() && gradient->scalar_type() != dtype) {
+      others.push_back(gradient);
+      numel += detail::round_up(gradient->numel(), step);
+    }
+  }
+  if (others.empty()) {
+    return;
+  }
+  const at::Tensor buffer = at::empty({numel}, others.front()->options().dtype(dtype));
+  std::vector<at::Tensor> from, to;
+  numel = 0;
+  for (at::Tensor* gradient : others) {
+    from.push_back(*gradient);
+    to.push_back(buffer.narrow(0, numel, gradient->numel()).view(gradient->sizes()));
+    numel += detail::round_up(gradient->numel(), step);
+    *gradient = to.back();
+  }
+  kernels::copy_all(to, from);
+}
+
+}  // namespace
+
+GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
+                                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
+                                     ReductionOptions options, CommContext& context)
+    : parameters_(std::move(parameters)),
+      gradients_(std::move(gradients)),
+      mesh_(mesh),
+      options_(std::move(options)) {
+  // A power of two, so that dividing twice rounds as dividing once. Other types have range enough.
+  if (options_.dtype == at::kHalf && !options_.force_sum) {
+    // A set divisor may be smaller than the factor, even 1: dividing by more first would mean to
+    // multiply after.
+    pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), options_.divisor);
+  }
+  // One rank sends nothing: finish() hands its gradients out.
+  if (mesh_.ranks() > 1) {
+    start(context);
+  }
+}
+
+c10::TensorOptions GradientReduction::tensor_options() const {
+  return at::dtype(options_.dtype).device(mesh_.device());
+}
+
+at::Tensor GradientReduction::shard(std::size_t index) const {
+  return mesh_.ranks() == 1 ? gradients_[index].local : shard_of(output_, segments_[index], mesh_.shard.local_rank());
+}
+
+/// With rows that divide evenly, the unsharded gradient is already what a reduce-scatter takes: the
+/// ranks' shards, one after another.
+bool GradientReduction::in_place() const {
+  const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
+    const ShardShape& shape = segment.shape;
+    return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
+  });
+  // A pre-divisor would have to be applied to autograd's own tensors, which others may hold.
+  return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
+         mesh_.shard.group().moves_groups_in_place();
+}
+
+void GradientReduction::start(CommContext& context) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<ShardShape> shapes;
+  for (const ShardedParameter* parameter : parameters_) {
+    shapes.push_back(parameter->shape());
+  }
+  segments_ = segments_of(shapes, options_.dtype);
+  context.streams().begin_unit(Lane::kReduceScatter, label());
+  in_place() ? reduce_in_place(context) : reduce_packed(context);
+}
+
+void GradientReduction::reduce_in_place(CommContext& context) {
+  std::vector<at::Tensor*> sent;
+  for (UnshardedGradient& gradient : gradients_) {
+    sent.push_back(&gradient.local);
+  }
+  cast_together(sent, options_.dtype);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor gradient = std::exchange(gradients_[i].local, {});
+    // Kept until the collective has read them: without packing there is no other owner.
+    held_.push_back(gradient.defined() ? gradient.contiguous()
+                                       : at::zeros(segments_[i].shape.sizes, tensor_options()));
+  }
+  // Gradients are compute's; the result belongs to the lane that reduces, which allocates it.
+  context.streams().order(Lane::kCompute, Lane::kReduceScatter);
+  const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
+  output_ = at::empty({flat_numel(segments_)}, tensor_options());
+  clear_gaps(output_, segments_);
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (held_[i].numel() > 0) {
+      inputs.push_back(held_[i]);
+      outputs.push_back(shard(i));
+    }
+  }
+  if (!inputs.empty()) {
+    // Errors about ranks that call different collectives name the unit.
+    const comm::PurposeScope purpose(mesh_.shard.group(), label());
+    work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, ReduceOp::kSum);
+  }
+}
+
+void GradientReduction::reduce_packed(CommContext& context) {
+  std::vector<at::Tensor> unsharded;
+  for (UnshardedGradient& gradient : gradients_) {
+    unsharded.push_back(std::exchange(gradient.local, {}));
+  }
+  const std::int64_t ranks = mesh_.shard.size();
+  const std::int64_t numel = flat_numel(segments_);
+  // Packed where autograd put them, in the compute lane.
+  buffer_ = context.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute);
+  const at::Tensor input = buffer_->tensor.view({ranks, numel});
+  pack(unsharded, segments_, input);
+  if (pre_divisor_ != 1) {
+    input.div_(pre_divisor_);
+  }
+  context.streams().order(Lane::kCompute, Lane::kReduceScatter);
+  const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
+  output_ = at::empty({numel}, tensor_options());
+  if (ranks == 1) {  // replicate: only an all-reduce
+    // The buffer goes back to the pool; what is handed out are views of the output.
+    output_.copy_(input.view({numel}));
+    work_ = start_all_reduce();
+    return;
+  }
+  const comm::PurposeScope purpose(mesh_.shard.group(), label());
+  work_ = mesh_.shard.group().reduce_scatter(output_, input, ReduceOp::kSum);
+}
+
+void GradientReduction::wait(CommContext& context) {
+  if (work_ != nullptr) {
+    std::exchange(work_, nullptr)->wait();
+  }
+  const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
+  // With an event the buffer is busy a while longer, so that the pool keeps it for the next unit.
+  if (buffer_ && event != nullptr) {
+    context.pool().release(*std::move(buffer_), event);
+  }
+  // Without an event to wait for it is freed: an idle buffer would add to the peak while the next
+  // unit computes.
+  buffer_.reset();
+  context.retire(std::exchange(held_, {}), event);
+}
+
+/// Adds the sums that earlier reductions left for the replicas, or leaves this sum with them.
+void GradientReduction::join_earlier() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    // Micro-batches before the last: sums over the ranks that shard are added up.
+    if (!options_.all_reduce) {
+      parameters_[i]->leave_to_replicas(
+          {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, options_.dtype);
+      continue;
+    }
+    const UnshardedGradient earlier = parameters_[i]->take_left_to_replicas();
+    gradients_[i].used |= earlier.used;
+    if (!earlier.local.defined()) {
+      continue;
+    }
+    // The division may have been set otherwise meanwhile, or the type converted.
+    const double factor = earlier.divisor / pre_divisor_;
+    if (mesh_.ranks() == 1) {
+      // Not in place: hooks of the user may hold autograd's tensor.
+      gradients_[i].local = gradients_[i].local.add(earlier.local, factor);
+    } else {
+      shard(i).add_(earlier.local, factor);
+    }
+  }
+}
+
+comm::WorkPtr GradientReduction::start_all_reduce() {
+  join_earlier();
+  if (!options_.all_reduce) {
+    return nullptr;
+  }
+  comm::Communicator& group = mesh_.replicate.group();
+  const comm::PurposeScope purpose(group, label());
+  return group.all_reduce(output_, ReduceOp::kSum);
+}
+
+bool GradientReduction::reduce_over_replicas() {
+  // Without that dimension the sum over the ranks that shard is the whole sum.
+  if (!mesh_.replicate) {
+    return true;
+  }
+  if (mesh_.replicas() == 1) {
+    // Sums of micro-batches are added up in reduce_dtype, as with more replicas.
+    join_earlier();
+    // Without sharding, reduce_packed() has started the all-reduce, and wait() has waited for it.
+  } else if (mesh_.shard.size() > 1) {
+    if (const comm::WorkPtr work = start_all_reduce()) {
+      work->wait();
+    }
+  }
+  return options_.all_reduce;
+}
+
+void GradientReduction::finish(CommContext& context) {
+  const c10::AutoGradMode no_grad(false);
+  if (mesh_.ranks() == 1) {
+    convert_alone();
+    if (reduce_over_replicas()) {
+      hand_out_alone(context);
+    }
+    return;
+  }
+  const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
+  wait(context);
+  if (reduce_over_replicas()) {
+    hand_out_reduced(context);
+  }
+}
+
+void GradientReduction::hand_out_reduced(CommContext& context) {
+  if (hook()) {
+    hook()(output_);
+  }
+  // After the hook, which sees sums.
+  if (options_.divisor != pre_divisor_) {
+    output_.div_(options_.divisor / pre_divisor_);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    hand_out(i, shard(i), context);
+  }
+}
+
+/// On a CPU each gradient stays in memory of its own, where a launch costs nothing: the norm of
+/// neighbours in memory is summed in another order.
+void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
+  if (!mesh_.device().is_cpu()) {
+    cast_together(gradients, dtype);
+    return;
+  }
+  for (at::Tensor* gradient : gradients) {
+    *gradient = gradient->to(dtype);
+  }
+}
+
+/// One rank: autograd's tensors, in reduce_dtype as with more ranks, are the sums.
+void GradientReduction::convert_alone() {
+  std::vector<at::Tensor*> defined;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& gradient = gradients_[i].local;
+    if (gradient.defined()) {
+      defined.push_back(&gradient);
+    } else {
+      gradient = at::zeros(parameters_[i]->shape().sizes, tensor_options());
+    }
+  }
+  cast_alone(std::move(defined), options_.dtype);
+}
+
+void GradientReduction::hand_out_alone(CommContext& context) {
+  std::vector<at::Tensor*> complete;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& gradient = gradients_[i].local;
+    if (hook()) {
+      hook()(gradient);
+    }
+    if (options_.divisor != 1) {
+      // Not in place: hooks of the user may hold autograd's tensor.
+      gradient = gradient.div(options_.divisor);
+    }
+    // Others are added to an earlier gradient, or summed first.
+    if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
+        gradients_[i].pending == nullptr) {
+      complete.push_back(&gradient);
+    }
+  }
+  cast_alone(std::move(complete), parameters_.front()->dtype());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    hand_out(i, gradients_[i].local, context);
+  }
+}
+
+void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
+                                 CommContext& context) {
+  ShardedParameter& parameter = *parameters_[index];
+  // Peers get zeros for a parameter unused on this rank; UseAgreement asks whether any used it.
+  const bool used = gradients_[index].used;
+  if (!used && parameter.holders().size() == 1) {
+    parameter.skip_unused();
+    return;
+  }
+  if (parameter.home().offloaded) {
+    context.expect_on_host(parameter);
+  }
+  // The sum over tensor parallelism is taken on shards, which are smaller, and in one all-reduce
+  // with those of other parameters, when CommContext::settle runs the sums. The result is written
+  // beside its neighbours' gradients, where a complete gradient is. Before the ranks have agreed
+  // (PartialGradGroup), complete ones take this path too; an optimizer that joins neighbours must then
+  // join the same ones in the first step of a resumed run as in that step of an uninterrupted one.
+  // Not written to autograd's tensor, which hooks of the user may hold.
+  if (gradients_[index].pending != nullptr) {
+    context.sums().add(
+        *gradients_[index].pending, gradient,
+        [&parameter, used,
+         place = output_.defined() ? gradient : at::Tensor()](const at::Tensor& sum) {
+          parameter.accumulate(place.defined() ? place.copy_(sum) : sum.clone(), used);
+        },
+        &parameter);
+  } else {
+    parameter.accumulate(gradient, used);
+  }
+}
+
+// What ranks exchange when a forward begins and ends and when backward ends: a few bytes a group,
+// between the hosts. Every rank must make these calls in the same order, also after it has found an
+// error: if it left early, its peers would wait for it.
+
+namespace {
+
+using Groups = std::vector<comm::Communicator*>;
+
+/// Each once, after those that are in `order` already.
+void append_by_size(Groups& order, Groups groups) {
+  // Stable, so that groups of equal size keep the order of the modules, which all ranks share.
+  std::ranges::stable_sort(groups, {}, &comm::Communicator::size);
+  for (comm::Communicator* group : groups) {
+    if (std::ranges::find(order, group) == order.end()) {
+      order.push_back(group);
+    }
+  }
+}
+
+/// Flags become the maximum over the group's ranks.
+void set_where_any_rank_has(std::vector<std::uint8_t>& flags, comm::Communicator& group,
+                            const char* what) {
+  const comm::PurposeScope purpose(group, what);
+  group.any_rank(flags);
+}
+
+}  // namespace
+
+void agree_on_calls(const Groups& sharding, const Groups& replicating, const Settings& settings) {
+  Groups groups;
+  append_by_size(groups, sharding);
+  append_by_size(groups, replicating);
+  std::string found;
+  for (comm::Communicator* group : groups) {
+    try {
+      group->agree_on_calls(found);
+    } catch (const comm::PeerError&) {
+      // A peer is gone. If a rank has found the cause, that error is thrown instead.
+      if (found.empty()) {
+        throw;
+      }
+      break;
+    } catch (const Error& error) {
+      if (found.empty()) {
+        found = error.what();
+      }
+    }
+  }
+  TESSERA_CHECK(found.empty(), found, settings.hint_of_unused_units(found));
+}
+
+void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
+  while (!groups.empty()) {
+    const DeviceMesh mesh = groups.front()->mesh().shard;
+    // Meshes in the order of the modules' groups, the same on all ranks.
+    const auto others = std::stable_partition(
+        groups.begin(), groups.end(),
+        [&](const ParameterGroup* group) { return group->mesh().shard == mesh; });
+    const std::vector<ParameterGroup*> same(groups.begin(), others);
+    groups.erase(groups.begin(), others);
+    std::vector<std::uint8_t> outdated;
+    for (const ParameterGroup* group : same) {
+      outdated.push_back(group->gathered().is_current() ? 0 : 1);
+    }
+    // One exchange for all groups of a mesh.
+    if (mesh.size() > 1) {
+      set_where_any_rank_has(outdated, mesh.group(), "what is gathered still");
+    }
+    for (std::size_t i = 0; i < same.size(); ++i) {
+      if (outdated[i] != 0) {
+        same[i]->gathered().reshard(context);
+      }
+    }
+  }
+}
+
+void UseAgreement::add(ParameterGroup& group) {
+  // Every parameter, reduced on this rank or not: ranks that hold another part of a tensor, as of
+  // an expert, may run other units.
+  for (ShardedParameter& parameter : group.parameters()) {
+    const DeviceMesh& mesh = parameter.holders();
+    auto found = std::ranges::find(peers_, mesh, &Peers::mesh);
+    if (found == peers_.end()) {
+      found = peers_.insert(found, {mesh, {}});
+    }
+    found->parameters.push_back(&parameter);
+  }
+}
+
+void UseAgreement::settle() {
+  for (const Peers& peers : peers_) {
+    std::vector<std::uint8_t> flags;
+    for (ShardedParameter* parameter : peers.parameters) {
+      flags.push_back(parameter->used() ? 1 : 0);
+      std::ranges::copy(parameter->partial_group().flags(), std::back_inserter(flags));
+    }
+    for (int dim = 0; dim < peers.mesh.ndim(); ++dim) {
+      if (peers.mesh.size(dim) > 1) {
+        set_where_any_rank_has(flags, peers.mesh.group(dim), "the parameters in use");
+      }
+    }
+    std::span<const std::uint8_t> rest = flags;
+    for (ShardedParameter* parameter : peers.parameters) {
+      const bool used = rest.front() != 0;
+      PartialGradGroup& sum = parameter->partial_group();
+      const std::size_t count = sum.flags().size();
+      parameter->settle_use(used);
+      // Without a gradient on any rank the next backwards decide.
+      if (used && count > 0) {
+        sum.agree(rest.subspan(1, count));
+      }
+      rest = rest.subspan(1 + count);
+    }
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,287 @@
+// The public functions of fully_shard.h and forward_method.h: they check what a program passes and
+// hand it to units. What a unit then does is in unit.cpp, how it is made in unit_spec.cpp and
+// attached_units.cpp.
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <type_traits>
+
+#include "tessera/comm/agreement.h"
+#include "tessera/core/error.h"
+#include "tessera/fsdp/detail/active_units.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/detail/calls.h"
+#include "unit.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+void check_module(const nn::ModuleBase* module) {
+  TESSERA_CHECK(module != nullptr, "fully_shard was given a null module");
+  TESSERA_CHECK(!is_fully_sharded(*module), "fully_shard or replicate was applied to this ",
+                module->name(), " already; apply one of them once to each module");
+  TESSERA_CHECK(
+      dynamic_cast<const nn::ModuleList*>(module) == nullptr,
+      "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
+      "in it");
+  TESSERA_CHECK(dynamic_cast<const nn::AdoptedModule*>(module) == nullptr, "fully_shard: a ",
+                module->name(),
+                " inside of a module in nn::Hooked is called without hooks, which would gather it; "
+                "apply it to the module that nn::Hooked holds");
+}
+
+/// Everything is checked before anything is changed: after an error the model is as before.
+void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
+                       const Options& options) {
+  TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
+  for (const nn::ModuleBase* module : modules) {
+    check_module(module);
+  }
+  // Parameters of units below are taken, which is why fully_shard goes from the leaves to the root.
+  const nn::NamedSlots parameters = free_parameters(modules, options);
+  const UnitSpec spec =
+      checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options);
+  for (const nn::ModuleBase* module : modules) {
+    warn_of_batch_norm(*module, mesh.ranks());
+  }
+  make_unit(spec);
+}
+
+/// A destructor must not throw, nor may what shows the warning.
+void warn_of_lost_write(const Unit& unit) noexcept {
+  try {
+    if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
+      TORCH_WARN(lost);
+    }
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
+/// Sets a field of the module's unit, and with `recurse` of the units below it.
+template <class T>
+void set_each(nn::ModuleBase& module, bool recurse, const char* asked, T Settings::*field,
+              const std::type_identity_t<T>& value) {
+  for (const std::shared_ptr<Unit>& unit : units_of(module, recurse, asked)) {
+    unit->settings().*field = value;
+  }
+}
+
+std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
+                                              const char* asked) {
+  // Weak: units that prefetch each other would keep each other alive.
+  std::vector<std::weak_ptr<Unit>> units;
+  for (const nn::ModuleBase* module : modules) {
+    TESSERA_CHECK(module != nullptr, asked, " was given a null module");
+    units.push_back(unit_of(*module, asked));
+  }
+  return units;
+}
+
+}  // namespace
+
+void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
+  fully_shard(std::vector<nn::ModuleBase*>{&module}, mesh, options);
+}
+
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
+                 const Options& options) {
+  make_checked_unit(modules, DataMesh(mesh), options);
+}
+
+void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
+  TESSERA_CHECK(
+      !options.shard_placement && !options.parameter_mesh && options.post_forward_mesh_size == 1,
+      "replicate: the options say how to split parameters (shard_placement, parameter_mesh or "
+      "post_forward_mesh_size), but each rank keeps them unsharded; leave these out or apply "
+      "fully_shard");
+  // The same engine on a mesh where each rank alone shards, with every parameter replicated there.
+  Options replicated = options;
+  replicated.shard_placement = [](const std::string&, const at::Tensor&) {
+    return std::optional<Placement>(Replicate{});
+  };
+  make_checked_unit({&module}, DataMesh::replicating(mesh), replicated);
+}
+
+double mean_weight(std::int64_t rows, const DeviceMesh& mesh) {
+  TESSERA_CHECK(mesh, "mean_weight: the mesh is undefined; pass that of fully_shard");
+  nn::note_weighing();
+  std::vector<std::vector<std::int64_t>> of_ranks{{rows}};
+  if (mesh.size() > 1) {
+    of_ranks = comm::gather_on_hosts(mesh.group_of_all_ranks(), {rows});
+  }
+  std::int64_t all = 0;
+  bool negative = false;
+  for (const std::vector<std::int64_t>& own : of_ranks) {
+    all += own.front();
+    negative = negative || own.front() < 0;
+  }
+  TESSERA_CHECK(all > 0 && !negative, "mean_weight: ", rows, " rows on this rank and ", all,
+                " on all of ", to_string(mesh),
+                "; pass how many rows each rank has; at least one rank must have some");
+  return static_cast<double>(rows) * static_cast<double>(mesh.size()) / static_cast<double>(all);
+}
+
+DeviceMesh world_mesh(const comm::WorldPtr& world) {
+  TESSERA_CHECK(world != nullptr,
+                "world_mesh: the world is null; pass that of comm::world_from_environment()");
+  return init_device_mesh(world, {world->size()}, {"dp"});
+}
+
+void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
+  fully_shard(module, world_mesh(world), options);
+}
+
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
+                 const Options& options) {
+  fully_shard(modules, world_mesh(world), options);
+}
+
+void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
+  replicate(module, world_mesh(world), options);
+}
+
+bool is_fully_sharded(const nn::ModuleBase& module) {
+  return module.attached<Unit>() != nullptr;
+}
+
+std::string unit_name(const nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = module.attached<Unit>();
+  return unit == nullptr ? "" : unit->label();
+}
+
+ActiveUnits::ActiveUnits(const nn::ModuleBase& model)
+    : units_(units_of(model, /*recurse=*/true)) {}
+
+std::string ActiveUnits::text() const {
+  const Unit* inner = nullptr;
+  for (const std::shared_ptr<Unit>& unit : units_) {  // innermost last
+    const UnitPhase phase = unit->phase();
+    if (phase == UnitPhase::kBackward || phase == UnitPhase::kForward ||
+        phase == UnitPhase::kForwardRecorded) {
+      inner = unit.get();
+    }
+  }
+  if (inner == nullptr) {
+    return "";
+  }
+  const bool backward = inner->phase() == UnitPhase::kBackward;
+  return (backward ? "the backward of " : "the forward of ") + inner->label();
+}
+
+std::string current_unit(const nn::ModuleBase& module) {
+  return ActiveUnits(module).text();
+}
+
+// Called outside of a root's forward: shards may have been written since the last gather.
+void unshard(nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
+  unit->await_compute();
+  unit->unshard();
+}
+
+void reshard(nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
+  const std::string lost = unit->write_by_hand();
+  // Freed first, so that the program can go on after the error.
+  unit->reshard();
+  TESSERA_CHECK(lost.empty(), lost);
+}
+
+UnshardHandle start_unshard(nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
+  unit->await_compute();
+  unit->start_unshard();
+  // The handle holds the unit weakly: the model may be destroyed before wait() is called.
+  return UnshardHandle(unit);
+}
+
+void UnshardHandle::wait() {
+  if (const std::shared_ptr<Unit> unit = std::exchange(unit_, {}).lock()) {
+    unit->unshard();
+  }
+}
+
+UnshardScope::UnshardScope(nn::ModuleBase& module)
+    : unit_(unit_of(module, "UnshardScope")), was_unsharded_(unit_->unsharded()) {
+  const bool was_installed = unit_->installed();
+  unit_->await_compute();
+  unit_->unshard();
+  if (was_installed) {
+    // An outer scope, or forward, frees them: the destructor has nothing to free.
+    unit_.reset();
+  }
+}
+
+UnshardScope::~UnshardScope() {
+  if (unit_ != nullptr) {
+    warn_of_lost_write(*unit_);
+    was_unsharded_ ? unit_->install_sharded() : unit_->reshard();
+  }
+}
+
+// Settings. Units and their groups read them where they act, so that a setter only stores.
+void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
+  set_each(module, recurse, "set_reshard_after_forward", &Settings::reshard_after_forward, reshard);
+}
+
+void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse) {
+  set_each(module, recurse, "set_reshard_after_backward", &Settings::reshard_after_backward,
+           reshard);
+}
+
+void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse) {
+  set_each(module, recurse, "set_requires_gradient_sync", &Settings::gradient_sync, sync);
+}
+
+void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse) {
+  set_each(module, recurse, "set_requires_all_reduce", &Settings::all_reduce, all_reduce);
+}
+
+void set_is_last_backward(nn::ModuleBase& module, bool last) {
+  set_each(module, true, "set_is_last_backward", &Settings::last_backward, last);
+}
+
+void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse) {
+  set_each(module, recurse, "set_unshard_in_backward", &Settings::unshard_in_backward, unshard);
+}
+
+void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse) {
+  TESSERA_CHECK(factor > 0 && std::isfinite(factor), "set_gradient_divide_factor: ", factor,
+                " is not positive and finite; pass the number of ranks, say");
+  set_each(module, recurse, "set_gradient_divide_factor", &Settings::gradient_divisor, factor);
+}
+
+void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse) {
+  set_each(module, recurse, "set_force_sum_reduction", &Settings::force_sum, force);
+}
+
+void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse) {
+  set_each(module, recurse, "set_unshard_async_op", &Settings::unshard_async_op, async_op);
+}
+
+void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse) {
+  set_each(module, recurse, "set_all_reduce_hook", &Settings::all_reduce_hook, hook);
+}
+
+void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event) {
+  const std::shared_ptr<Unit> unit = unit_of(root, "set_post_optim_event");
+  TESSERA_CHECK(!unit->is_below_root(), "set_post_optim_event: ", unit->label(),
+                " is not the root; pass the module whose forward is called");
+  unit->settings().post_optim_event = std::move(event);
+}
+
+void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
+  unit_of(module, "set_forward_prefetch")->settings().forward_prefetch =
+      each_unit_of(units, "set_forward_prefetch");
+}
+
+void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
+  unit_of(module, "set_backward_prefetch")->settings().backward_prefetch =
+      each_unit_of(units, "set_backward_prefetch");
+}
+
+}  // namespace tessera::fsdp

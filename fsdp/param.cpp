@@ -1,0 +1,747 @@
+#include "param.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+// The spec of a parameter's shard, found before anything is changed: for a plain tensor on FSDP's
+// mesh, for one that tensor parallelism has distributed on the mesh that joins both. fully_shard
+// checks all parameters of a unit this way and only then acts (see unit/unit_spec.cpp).
+
+namespace {
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+/// Whether two slices of one mesh extend along one dimension of it, as flattened ones may that have
+/// no name in common. Slices of different dimensions cross in this rank alone.
+bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
+  return std::ranges::count_if(a.ranks(), [&](int rank) {
+           return std::ranges::find(b.ranks(), rank) != b.ranks().end();
+         }) > 1;
+}
+
+/// The submesh of the common root that has the dimensions of both meshes: first those that the root
+/// lacks, which flatten() or unflatten() has made, then the root's in its order.
+DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
+                       const std::string& name) {
+  const DeviceMesh& mesh = data_mesh.all;
+  const DeviceMesh root = mesh.root();
+  const std::vector<std::string>& own = mesh.shape().names();
+  const std::vector<std::string>& others = outer.shape().names();
+  const bool disjoint =
+      !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
+  TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: ", name, " is distributed on ",
+                to_string(outer), ", which is not another slice of the mesh that ", to_string(mesh),
+                " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+  TESSERA_CHECK(!share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ",
+                to_string(outer), ", and was to be split over ", to_string(mesh),
+                " as well, which contains it: a dimension splits a tensor once; give this "
+                "parameter the other dimensions by Options::parameter_mesh, or leave it plain");
+  const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
+  const std::vector<std::string>& known = root.shape().names();
+  std::vector<std::string> names;
+  for (const std::vector<std::string>* dims : {&persistent, &others}) {
+    std::ranges::copy_if(*dims, std::back_inserter(names),
+                         [&](const std::string& dim) { return !contains(known, dim); });
+  }
+  std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
+    return contains(persistent, dim) || contains(others, dim);
+  });
+  // Not by the root: it does not know the names that unflatten() gave.
+  std::vector<DeviceMesh> parts;
+  for (const std::string& dim : names) {
+    parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
+  }
+  return DeviceMesh::concatenate(parts);
+}
+
+/// A layout counts mesh dimensions by position, and the joined mesh has others in between: names
+/// are what stays the same.
+/// `layout`, of a tensor on `from`, with the mesh dimensions renumbered for `to`.
+Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
+  Layout::Dims dims = layout.dims();
+  for (std::vector<Digit>& digits : dims) {
+    for (Digit& digit : digits) {
+      for (int& mesh_dim : digit.mesh_dims) {
+        mesh_dim = to.shape().dim(from.shape().names()[static_cast<std::size_t>(mesh_dim)]);
+      }
+    }
+  }
+  return dims;
+}
+
+/// The digit that a further split divides: the only one, or one behind local digits, which count
+/// equal parts. nullptr where tensor parallelism cuts in front of the last digit, too.
+Digit* digit_to_split(std::vector<Digit>& digits) {
+  if (digits.empty()) {
+    digits.emplace_back();
+  }
+  const bool parts = std::all_of(digits.begin(), std::prev(digits.end()),
+                                 [](const Digit& digit) { return digit.mesh_dims.empty(); });
+  return parts ? &digits.back() : nullptr;
+}
+
+}  // namespace
+
+std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim) {
+  std::int64_t parts = 1;
+  if (dim && tessera::is_distributed(tensor)) {
+    const std::vector<Digit>& digits = sharding_spec(tensor).layout->digits(static_cast<int>(*dim));
+    for (std::size_t i = 0; i + 1 < digits.size(); ++i) {
+      parts *= digits[i].extent;
+    }
+  }
+  return parts;
+}
+
+ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
+                          std::optional<std::int64_t> dim, const std::string& name) {
+  DeviceMesh joined = mesh.persistent();
+  Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
+  if (tessera::is_distributed(tensor)) {
+    const ShardingSpec& spec = sharding_spec(tensor);
+    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: ", name, " is a pending reduction, ",
+                  to_string(*spec.layout), "; redistribute it to Replicate() or Shard(...) first");
+    joined = joined_mesh(spec.mesh, mesh, name);
+    dims = renumbered(*spec.layout, spec.mesh, joined);
+  }
+  if (dim) {
+    // The innermost split: each rank of tensor parallelism shards its local part; of a fused weight
+    // (q, k and v in one matrix) it shards each part separately.
+    Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
+    TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
+                  tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),
+                  ", and cannot be split further; let shard_placement return ",
+                  tensor.dim() > 1 ? "Shard of another dimension or Replicate()" : "Replicate()");
+    digit->mesh_dims.push_back(
+        joined.ndim() == 1 ? 0 : joined.shape().dim(mesh.shard.shape().names().front()));
+  }
+  return {joined, Layout::intern(joined.shape().sizes(), std::move(dims))};
+}
+
+// Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
+// tensor-parallel ranks, taken after the reduction, on shards. But a rank without tokens gets zeros
+// in any layout, and one that skipped the module gets nothing: without an agreement it would not
+// sum its shard, which holds the other ranks' terms.
+
+UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
+                            c10::ScalarType dtype) {
+  if (gradient.pending == pending) {
+    return gradient;
+  }
+  if (gradient.pending != nullptr) {
+    // A copy: hooks of the user may hold autograd's tensor.
+    gradient.local =
+        gradient.local.to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
+    gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
+  }
+  // Every rank of the group has all of it: only rank 0 adds it to the sum.
+  if (pending != nullptr && pending->rank() != 0) {
+    gradient.local.reset();
+  }
+  gradient.pending = pending;
+  return gradient;
+}
+
+void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
+                  c10::ScalarType dtype) {
+  sum.used |= gradient.used;
+  if (!gradient.local.defined()) {
+    return;
+  }
+  if (!sum.local.defined()) {
+    // No copy if the type agrees: it was taken off its parameter.
+    sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
+    return;
+  }
+  comm::Communicator* pending = sum.pending != nullptr ? sum.pending : gradient.pending;
+  sum = converted(std::move(sum), pending, dtype);
+  const at::Tensor term = converted(gradient, pending, dtype).local;
+  if (!sum.local.defined()) {
+    sum.local = term.to(dtype);  // the sum was complete and another rank has it
+    sum.divisor = gradient.divisor;
+  } else if (term.defined()) {
+    sum.local.add_(term, gradient.divisor / sum.divisor);
+  }
+}
+
+PartialGradGroup::PartialGradGroup(const std::optional<ShardingSpec>& spec) {
+  if (!spec) {
+    return;
+  }
+  for (int dim = 0; dim < spec->mesh.ndim(); ++dim) {
+    if (spec->layout->sharded_dim(dim) < 0 && spec->mesh.size(dim) > 1) {
+      candidates_.push_back(&spec->mesh.group(dim));
+    }
+  }
+  if (!candidates_.empty()) {
+    group_ = candidates_.front();
+  }
+}
+
+void PartialGradGroup::note(const UnshardedGradient& gradient) {
+  if (gradient.pending != nullptr) {
+    observed_ = gradient.pending;
+  }
+}
+
+std::vector<std::uint8_t> PartialGradGroup::flags() const {
+  std::vector<std::uint8_t> flags;
+  for (const comm::Communicator* group : candidates_) {
+    flags.push_back(group == observed_ ? 1 : 0);
+  }
+  return flags;
+}
+
+void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
+  // What comes otherwise is converted.
+  const auto found = std::ranges::find(flags, 1);
+  group_ =
+      found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
+  candidates_.clear();
+}
+
+// Waiting gradients are kept in the tensor that the program holds as the gradient, and dropped with
+// it. libtorch does not notify about dropped gradients; a separate list would outlive them.
+
+UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier,
+                                     std::string name)
+    : PlaceholderGradient(parameter), reduced(std::move(earlier)), name_(std::move(name)) {}
+
+void UnreducedGradient::refuse() const {
+  fail("the gradient of ", name_,
+       " was asked for, which is not reduced over the ranks yet: the last backward ran under "
+       "set_requires_gradient_sync(false), set_requires_all_reduce(false) or "
+       "set_is_last_backward(false); run one with all of them true first, or drop the gradient "
+       "with zero_grad");
+}
+
+bool UnreducedGradient::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::detach" || name == "aten::detach_") {
+    return true;  // the result is the argument
+  }
+  if (name == "aten::zero_") {
+    drop();
+    return true;
+  }
+  if (op.operator_name() == c10::OperatorName("aten::add_", "Tensor")) {
+    const at::Scalar factor = torch::jit::pop(stack).toScalar();
+    const at::Tensor term = torch::jit::pop(stack).toTensor().mul(factor);
+    reduced = reduced.defined() ? reduced.add(term) : term;
+    return true;
+  }
+  return false;
+}
+
+void UnreducedGradient::drop() {
+  unsharded.reset();
+  scattered = {};
+  expects = false;
+  reduced.reset();
+}
+
+void UnreducedGradient::release_resources() {
+  drop();
+  PlaceholderGradient::release_resources();
+}
+
+UnreducedGradient* unreduced(const at::Tensor& gradient) {
+  return tessera::detail::impl_cast<UnreducedGradient>(gradient);
+}
+
+// The tensors of one parameter: how its shard is cut and replaces the original in the slot, and how
+// forward and backward see the unsharded tensor. Nothing here is collective.
+
+namespace {
+
+/// This rank's rows on `device`, in separate memory, so that the unsharded tensor can be freed.
+at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
+               c10::Device device) {
+  if (shape.ranks == 1 || !shape.dim) {
+    return local.contiguous().to(local.is_meta() ? local.device() : device);
+  }
+  // A clone even where the slice is contiguous: a view would keep the whole parameter alive.
+  const at::Tensor rows = shape.rows_of(local, rank);
+  const at::Tensor own = local.is_meta() || local.device() == device
+                             ? rows.clone(at::MemoryFormat::Contiguous)
+                             : rows.contiguous().to(device);
+  return own.view(shape.shard_sizes(rank));
+}
+
+/// nullopt: of a plain tensor.
+std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
+  return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
+}
+
+/// The origin of a slot's values before the tensor is cut. A tensor that is a part already has the
+/// origin of the whole. 0: unknown.
+std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
+  const at::Tensor& tensor = slot.get();
+  if (!slot.initialized() || tensor.is_meta()) {
+    return 0;
+  }
+  return local_tensor(tensor).sizes() == tensor.sizes()
+             ? nn::detail::origin_of_values(local_tensor(tensor).detach())
+             : nn::detail::origin_of(slot);
+}
+
+}  // namespace
+
+ShardedParameter::ShardedParameter(const ParameterSpec& spec)
+    : slot_(spec.slot),
+      name_(spec.name),
+      shape_{local_tensor(slot_->get()).sizes().vec(), spec.dim, spec.mesh.shard.size(),
+             spec.parts},
+      home_(spec.home),
+      sharding_(spec.sharding),
+      unsharded_spec_(spec_of(slot_->get())),
+      partial_group_(unsharded_spec_),
+      comes_complete_(partial_group_.group() == nullptr) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor& original = slot_->get();
+  const at::Tensor shard =
+      cut(local_tensor(original).detach(), shape_, spec.mesh.shard.local_rank(), home_.device);
+  sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
+  sharded_.requires_grad_(original.requires_grad());
+  const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
+  // Any other holder of the original would train values that are no longer used.
+  nn::retire_parameter(original, sharded_, "fully_shard");
+  slot_->set_persistent(sharded_);
+  if (origin != 0) {
+    nn::detail::note_origin(*slot_, origin);
+  }
+  // The slot's current tensor follows its persistent one: until the first forward both are the
+  // shard.
+  install_sharded();
+}
+
+std::uint64_t ShardedParameter::version() const {
+  return nn::detail::written_version(sharded_);
+}
+
+std::int64_t ShardedParameter::origin() const {
+  return shape_.dim ? nn::detail::origin_of(*slot_) : 0;
+}
+
+bool ShardedParameter::is_replaced() const {
+  const at::Tensor& current = slot_->get();
+  return !current.is_same(sharded_) && !current.is_same(unsharded_);
+}
+
+bool ShardedParameter::adopt() {
+  const bool replaced = is_replaced();
+  const at::Tensor& current = replaced ? slot_->get() : sharded_;
+  TESSERA_CHECK(tessera::is_distributed(current) && current.sizes() == sharded_.sizes() &&
+                    sharding_spec(current) == sharding_,
+                "parameter '", name_,
+                "' was replaced by a tensor that is not laid out as its shard was, ",
+                to_string(*sharding_.layout), " on ", to_string(sharding_.mesh),
+                "; copy values into slot->persistent() instead of replacing it");
+  if (!replaced) {
+    return false;
+  }
+  sharded_ = current;
+  slot_->set_persistent(sharded_);
+  return true;
+}
+
+void ShardedParameter::set_stand_in(MakeStandIn make) {
+  make_stand_in_ = std::move(make);
+}
+
+/// libtorch holds its node of a leaf weakly, and makes one where there is none. A conversion drops
+/// the node, since it knows the leaf's type.
+void ShardedParameter::install_stand_in() {
+  if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
+    stand_in_ = make_stand_in_(sharded_);
+    detail::set_leaf_node(sharded_, stand_in_);
+  }
+}
+
+void ShardedParameter::set_unsharded(const at::Tensor& local) {
+  const c10::AutoGradMode no_grad(false);
+  // Plain before fully_shard, plain in forward: users' operators see no distributed tensor.
+  if (!unsharded_spec_) {
+    unsharded_ = local;
+  } else {
+    unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
+    // Pending sums of tensor parallelism are taken for all parameters together (DeferredSums).
+    leave_gradient_pending(unsharded_);
+  }
+  counted_version_ = version();
+  install_stand_in();
+}
+
+void ShardedParameter::count_writes() {
+  const std::uint64_t now = version();
+  // On one rank the unsharded tensor may be a view of the shard, and share its version counter.
+  if (std::exchange(counted_version_, now) != now &&
+      !local_tensor(unsharded_).is_alias_of(shard())) {
+    const std::uint64_t before = nn::detail::written_version(unsharded_);
+    detail::count_write(unsharded_);
+    used_version_ += nn::detail::written_version(unsharded_) - before;
+  }
+}
+
+void ShardedParameter::begin_use() {
+  used_version_ = nn::detail::written_version(unsharded_);
+}
+
+bool ShardedParameter::written_in_use() const {
+  return nn::detail::written_version(unsharded_) != used_version_;
+}
+
+void ShardedParameter::install_unsharded() {
+  // It may have been frozen since.
+  unsharded_.requires_grad_(trainable());
+  slot_->swap(unsharded_);
+}
+
+UnreducedGradient& ShardedParameter::unreduced_gradient() {
+  at::Tensor& gradient = sharded_.mutable_grad();
+  if (unreduced(gradient) == nullptr) {
+    gradient = detail::make_placeholder<UnreducedGradient>(sharded_, gradient, describe(*slot_));
+  }
+  return *unreduced(gradient);
+}
+
+/// When no gradient waits, `.grad` is the reduced one again.
+void ShardedParameter::settle_unreduced() {
+  at::Tensor& gradient = sharded_.mutable_grad();
+  const UnreducedGradient* waiting = unreduced(gradient);
+  if (waiting != nullptr && waiting->is_settled()) {
+    gradient = at::Tensor(waiting->reduced);
+  }
+}
+
+void ShardedParameter::expect() {
+  notice_drop();
+  ++expected_;
+}
+
+void ShardedParameter::mark_expected() {
+  notice_drop();
+  if (expected_ > discarded_ || (awaited_ && gradient().defined())) {
+    unreduced_gradient().expects = true;
+    marked_expected_ = &unreduced_gradient();
+  }
+}
+
+/// libtorch does not notify about a dropped gradient: it is noticed when the next one comes.
+void ShardedParameter::notice_drop() {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  const bool expects = waiting != nullptr && waiting->expects;
+  if (marked_expected_ != nullptr && !(expects && waiting == marked_expected_)) {
+    marked_expected_ = nullptr;
+    discarded_ = expected_;
+    arriving_.clear();
+  }
+  TESSERA_CHECK(marked_expected_ != nullptr || !expects, "the gradient of ", describe(*slot_),
+                " was put back, but it was taken away while reductions were under way that have "
+                "ended since; take it away after a backward with set_is_last_backward(true)");
+}
+
+/// Whether the result of a reduction is still wanted.
+bool ShardedParameter::arrives() {
+  notice_drop();
+  --expected_;
+  if (discarded_ == 0) {
+    return true;
+  }
+  --discarded_;
+  return false;
+}
+
+void ShardedParameter::settle_expected() {
+  if (marked_expected_ != nullptr && expected_ == 0 && !awaited_) {
+    marked_expected_ = nullptr;
+    unreduced(sharded_.grad())->expects = false;
+    settle_unreduced();
+  }
+}
+
+// How a reduced gradient reaches the shard of a parameter. Nothing here is collective except
+// take_unsharded().
+
+namespace {
+
+/// A plain gradient of a distributed tensor is whole: every rank of the mesh computed the same
+/// values, for example after a distributed result was copied into a plain tensor.
+at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
+  return make_distributed(whole,
+                          {of.mesh, Layout::replicated(of.layout->mesh_sizes(),
+                                                       static_cast<int>(whole.dim()))},
+                          whole.sizes().vec());
+}
+
+/// Takes the gradient off `unsharded`: in the parameter's layout, or as a partial sum over one
+/// group. Any other sum is taken here, in `dtype`.
+UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
+  // Removed at once: the next backward would add to it, and the gradient reduced now would count
+  // twice.
+  at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
+  if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
+    return {gradient, nullptr, gradient.defined()};
+  }
+  const ShardingSpec& to = sharding_spec(unsharded);
+  if (!tessera::is_distributed(gradient)) {
+    gradient = as_replicated(gradient, to);
+  }
+  if (sharding_spec(gradient).layout == to.layout) {
+    return {local_tensor(gradient), nullptr, true};
+  }
+  // Summed after the reduction, a shard instead of all, and with those of other parameters.
+  if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
+    return {local_tensor(gradient), group, true};
+  }
+  return {local_tensor(DistributedTensor(gradient.to(dtype)).redistribute(to.layout)), nullptr,
+          true};
+}
+
+bool is_plain_gradient(const at::Tensor& unsharded) {
+  return unsharded.grad().defined() && tessera::is_distributed(unsharded) &&
+         !tessera::is_distributed(unsharded.grad());
+}
+
+}  // namespace
+
+at::Tensor& ShardedParameter::gradient_place() {
+  UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr ? waiting->reduced : sharded_.mutable_grad();
+}
+
+const at::Tensor& ShardedParameter::gradient() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr ? waiting->reduced : sharded_.grad();
+}
+
+void ShardedParameter::add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype) {
+  UnreducedGradient& waiting = unreduced_gradient();
+  if (!waiting.unsharded) {
+    waiting.unsharded.emplace();
+  }
+  add_gradient(*waiting.unsharded, gradient, dtype);
+}
+
+bool ShardedParameter::has_unreduced() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr && waiting->unsharded;
+}
+
+UnshardedGradient ShardedParameter::take_unreduced() {
+  UnshardedGradient sum = *std::exchange(unreduced_gradient().unsharded, std::nullopt);
+  settle_unreduced();
+  return sum;
+}
+
+/// Not where a pending sum might come: autograd would take the sum at once, maybe on this rank
+/// alone. It may be of another type than the tensor: what is added to it is then converted.
+void ShardedParameter::restore_accumulated_grads() {
+  if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
+      unsharded_.grad().defined()) {
+    return;
+  }
+  const at::Tensor& kept = unreduced(sharded_.grad())->unsharded->local;
+  if (kept.defined()) {
+    unsharded_.mutable_grad() =
+        unsharded_spec_ ? make_distributed(kept, *unsharded_spec_, sharded_.sizes().vec()) : kept;
+    restored_from_ = sharded_.grad();
+  }
+}
+
+UnshardedGradient ShardedParameter::take_unsharded(c10::ScalarType dtype) {
+  // Autograd cannot add a plain gradient to a distributed one that was restored.
+  comes_complete_ = comes_complete_ && !is_plain_gradient(unsharded_);
+  UnshardedGradient gradient = take_gradient(unsharded_, dtype);
+  if (const at::Tensor restored_from = std::exchange(restored_from_, {}); restored_from.defined()) {
+    TESSERA_CHECK(restored_from.is_same(sharded_.grad()) && has_unreduced(), "the gradient of ",
+                  describe(*slot_),
+                  " was dropped by a backward while it was added to; drop it before or after");
+    if (gradient.local.defined()) {
+      unreduced(restored_from)->unsharded->local.reset();
+    }
+  }
+  return gradient;
+}
+
+void ShardedParameter::drop_unsharded() {
+  restored_from_.reset();
+  if (unsharded_.defined()) {
+    unsharded_.mutable_grad().reset();
+  }
+}
+
+void ShardedParameter::leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype) {
+  if (arrives()) {
+    add_gradient(unreduced_gradient().scattered, gradient, dtype);
+    settle_expected();
+  }
+}
+
+bool ShardedParameter::has_left_to_replicas() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr && waiting->scattered.local.defined();
+}
+
+UnshardedGradient ShardedParameter::take_left_to_replicas() {
+  if (!has_left_to_replicas()) {
+    return {};
+  }
+  UnshardedGradient sum = std::exchange(unreduced_gradient().scattered, {});
+  settle_unreduced();
+  return sum;
+}
+
+void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
+  if (!arrives()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  settle_unreduced();
+  at::Tensor& sum = gradient_place();
+  // A new gradient begins, also where the program has dropped an earlier one.
+  if (!sum.defined()) {
+    accumulation_ = Accumulation::kStarted;
+    used_ = false;
+    // Only the first addition since the last agreement tells whether the gradient existed before:
+    // an existing one stays, whichever rank used the parameter since.
+  } else if (accumulation_ == Accumulation::kSettled) {
+    accumulation_ = Accumulation::kAdded;
+  }
+  used_ |= used;
+  const at::Tensor term = detail::has_hooks(sharded_) ? call_hooks(gradient) : gradient;
+  if (!sum.defined()) {
+    // Additions that are still pending were for a gradient that the program has dropped.
+    arriving_.clear();
+    // A view of the reduction's result where type and place agree: no copy.
+    sum = distributed(at_home(term));
+  } else if (home_.offloaded) {
+    arriving_.push_back(at_home(term));
+  } else {
+    check_layout("the gradient", sum);
+    local_tensor(sum).add_(term);
+  }
+  awaited_ = home_.offloaded;
+  if (!awaited_) {
+    settle_expected();
+    call_hook();
+  }
+}
+
+void ShardedParameter::arrive() {
+  if (!std::exchange(awaited_, false)) {
+    return;
+  }
+  notice_drop();
+  settle_expected();
+  const auto arrived = std::exchange(arriving_, {});
+  // The program may have dropped the gradient meanwhile.
+  if (!gradient().defined()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  for (const at::Tensor& term : arrived) {
+    local_tensor(gradient()).add_(term);
+  }
+  call_hook();
+}
+
+void ShardedParameter::forget_arrivals() {
+  arriving_.clear();
+  awaited_ = false;
+  expected_ = discarded_ = 0;
+  if (UnreducedGradient* waiting = unreduced(sharded_.grad())) {
+    waiting->expects = false;
+    settle_unreduced();
+  }
+  marked_expected_ = nullptr;
+}
+
+at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
+  return make_distributed(shard, sharding_, sharded_.sizes().vec());
+}
+
+/// Autograd knows only the unsharded tensor, so it does not call the shard's hooks. The gradient
+/// that the hooks return replaces this one.
+at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
+  at::Tensor shard = at_home(gradient);
+  if (home_.pinned) {
+    shard = shard.copy_(gradient);  // the host waits: hooks compute where the shard lives
+  }
+  const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
+  check_layout("what a hook made of the gradient", given);
+  return local_tensor(given);
+}
+
+void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) const {
+  const bool distributed = tessera::is_distributed(tensor);
+  TESSERA_CHECK(
+      distributed && tensor.sizes() == sharded_.sizes() && sharding_spec(tensor) == sharding_, what,
+      " of ", describe(*slot_), " is ",
+      distributed ? detail::concat("laid out as ", to_string(*sharding_spec(tensor).layout),
+                                   ", of sizes ", tensor.sizes())
+                  : std::string("a plain tensor"),
+      ", but the parameter is distributed as ", to_string(*sharding_.layout), " on ",
+      to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
+}
+
+/// For an optimizer that steps within backward.
+void ShardedParameter::call_hook() {
+  if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
+    detail::call_hook_after_grad(sharded_);
+  }
+}
+
+/// In the memory and of the type of the shard.
+at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
+  at::Tensor own = gradient;
+  if (home_.pinned) {
+    // Into pinned memory the copy runs beside the host; CommContext::settle waits for it.
+    own = at::empty(gradient.sizes(), shard().options().pinned_memory(true));
+    own.copy_(gradient, /*non_blocking=*/true);
+  }
+  return own.to(shard().options());
+}
+
+void ShardedParameter::drop_gradient() {
+  sharded_.mutable_grad().reset();
+  forget_arrivals();
+  // True: the gradient is gone, so no rank's answer could remove anything.
+  settle_use(true);
+}
+
+void ShardedParameter::settle_use(bool by_any_rank) {
+  if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
+    gradient_place().reset();
+  } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
+    // Only other ranks reduced it, a rank of another expert for example: its part here is zero, and
+    // an optimizer must not skip it.
+    expect();
+    accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
+    arrive();
+  }
+  accumulation_ = Accumulation::kSettled;
+  used_ = false;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,694 @@
+#include "param_group.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "tessera/core/detail/environment.h"
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/kernels/detail/pack.h"
+
+namespace tessera::fsdp {
+
+// The shards of a group in memory. Before the first forward, and after a conversion or a load, they
+// are moved into one flat buffer, which the all-gather sends without a copy. The tensors that
+// optimizers hold stay the same objects: only the memory under them changes.
+
+namespace {
+
+FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, const DataMesh& mesh,
+                           const MixedPrecisionPolicy& policy) {
+  std::vector<ShardShape> shapes;
+  for (const ShardedParameter& parameter : parameters) {
+    shapes.push_back(parameter.shape());
+  }
+  // One type and one home for all: unit_spec.cpp groups parameters so.
+  const ShardedParameter& first = parameters.front();
+  return {shapes, first.dtype(), policy, first.home(), mesh.device()};
+}
+
+}  // namespace
+
+ParameterGroupShards::ParameterGroupShards(std::vector<ShardedParameter> parameters,
+                                           const DataMesh& mesh, const MixedPrecisionPolicy& policy)
+    : parameters_(std::move(parameters)),
+      mesh_(mesh),
+      policy_(policy),
+      layout_(layout_of(parameters_, mesh_, policy_)) {}
+
+bool ParameterGroupShards::adopt() {
+  bool changed = false;
+  for (ShardedParameter& parameter : parameters_) {
+    changed |= parameter.adopt();
+  }
+  return changed;
+}
+
+/// By addresses: model.to(dtype), a load or an optimizer may have replaced memory under a tensor.
+bool ParameterGroupShards::laid_out() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& unsharded = parameters_[i].unsharded();
+    // Never laid out.
+    if (!unsharded.defined()) {
+      return false;
+    }
+    const at::Tensor& shard = parameters_[i].shard();
+    const at::Tensor place = layout_.shares_memory() ? local_tensor(unsharded)
+                             : layout_.has_flat()
+                                 ? shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank())
+                                 : shard;
+    // An empty shard has no address to compare.
+    if (shard.numel() > 0 && shard.const_data_ptr() != place.const_data_ptr()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ParameterGroupShards::lay_out() {
+  check_devices();
+  check_types();
+  layout_ = layout_of(parameters_, mesh_, policy_);
+  if (!layout_.has_flat()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  // Zeros: padding is sent, and must be the same on every run.
+  flat_ = at::zeros({flat_numel(layout_.segments())},
+                    parameters_.front().shard().options().pinned_memory(layout_.home().pinned));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor place = shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank());
+    // The old memory is freed with its last user: the model needs one group's shards twice, for a
+    // moment.
+    place.copy_(parameters_[i].shard());
+    tessera::detail::move_onto(parameters_[i].shard(), place.storage(), place.storage_offset());
+  }
+}
+
+std::uint64_t ParameterGroupShards::versions() const {
+  std::uint64_t sum = 0;
+  for (const ShardedParameter& parameter : parameters_) {
+    // Counters only grow, so that equal sums mean that none has moved.
+    sum += parameter.version();
+  }
+  return sum;
+}
+
+void ParameterGroupShards::begin_use() {
+  std::ranges::for_each(parameters_, &ShardedParameter::begin_use);
+}
+
+std::string ParameterGroupShards::lost_write() const {
+  // There the unsharded tensors are the shards themselves.
+  if (layout_.shares_memory()) {
+    return "";
+  }
+  const auto written = std::ranges::find_if(parameters_, &ShardedParameter::written_in_use);
+  return written == parameters_.end() ? "" : written->name();
+}
+
+bool ParameterGroupShards::any_replaced() const {
+  return std::ranges::any_of(parameters_, &ShardedParameter::is_replaced);
+}
+
+void ParameterGroupShards::check_devices() const {
+  // Lists all of them: usually more than one is not filled.
+  std::string meta;
+  for (const ShardedParameter& parameter : parameters_) {
+    // On a mesh of shapes alone (comm::meta_world) nothing needs values.
+    if (parameter.device().is_meta() && !layout_.home().device.is_meta()) {
+      meta += (meta.empty() ? "'" : ", '") + parameter.name() + "'";
+    }
+  }
+  TESSERA_CHECK(meta.empty(), "forward of a sharded module, but its parameters ", meta,
+                " are still on the meta device; call nn::to_empty and fill them first");
+  const ShardHome& home = layout_.home();
+  for (const ShardedParameter& parameter : parameters_) {
+    TESSERA_CHECK(parameter.device() == home.device,
+                  "forward of a sharded module, but the shard of parameter '", parameter.name(),
+                  "' is on ", parameter.device(), " instead of ", home.device,
+                  "; create it there, for example by nn::to_empty, or change the offload_policy");
+  }
+}
+
+void ParameterGroupShards::check_types() const {
+  const ShardedParameter& first = parameters_.front();
+  for (const ShardedParameter& parameter : parameters_) {
+    TESSERA_CHECK(parameter.dtype() == first.dtype(),
+                  "forward of a sharded module, but parameter '", parameter.name(), "' is ",
+                  parameter.dtype(), " and '", first.name(), "' ", first.dtype(),
+                  ", which were of one type when they were sharded; convert both, or before "
+                  "fully_shard");
+  }
+}
+
+// The all-gather of a group, from the first request to the unsharded parameters in the slots and
+// back. start_unshard() and unshard() are separate, so that a gather runs beside another unit's
+// computation. Memory rule: memory that a lane has allocated is reused once that lane has waited
+// for its last user, and for nothing else; every wait() and record() below serves this rule.
+
+namespace {
+
+using comm::Lane;
+using comm::LaneScope;
+
+/// Calls or waits for a gather; where ranks disagree, says what that means here.
+template <class Act>
+void gathering(const Settings& settings, Act&& act) {
+  try {
+    act();
+    // A peer's failure has its own message; the hint would mislead.
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    fail(error.what(), settings.hint_of_unused_units(error.what()));
+  }
+}
+
+}  // namespace
+
+// The phases: kGathering, an all-gather is under way or its results are not unpacked; kUnsharded,
+// the filled tensors are in the slots. What else is stored follows from how it was gathered.
+GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
+                             std::shared_ptr<const Settings> settings)
+    : shards_(&shards),
+      settings_(std::move(settings)),
+      post_forward_(shards.mesh(), post_forward_mesh_size) {}
+
+void GatheredState::lay_out(CommContext& context) {
+  const c10::AutoGradMode no_grad(false);
+  // The layout is new: types or devices may have changed with a conversion.
+  const FlatBufferLayout& lay = layout();
+  if (!lay.shares_memory()) {
+    unsharded_ = UnshardedTensors(lay.segments(), lay.compute_dtype(), lay.device(),
+                                  gathers_in_place(), post_forward_.count());
+  }
+  std::vector<ShardedParameter>& parameters = shards_->parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    // Detached, so that the leaf that forward sees has a separate gradient.
+    parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
+                                                    : unsharded_.tensors()[i]);
+  }
+  // The copies above come before the gather that sends them.
+  choose_lane(context);
+  follow_compute(context);
+}
+
+/// An all-gather of rows writes them to their final places: no buffer, and no copy out of it.
+bool GatheredState::gathers_in_place() const {
+  return layout().splits_rows() && layout().ranks() > 1 && group().moves_groups_in_place();
+}
+
+bool GatheredState::start_unshard(CommContext& context) {
+  // Prefetched, or unsharded still. One rank has nothing to gather.
+  if (phase_.now() != GatherPhase::kSharded || layout().ranks() == 1) {
+    return false;
+  }
+  const c10::AutoGradMode no_grad(false);
+  context.streams().begin_unit(Lane::kAllGather, settings_->label);
+  choose_lane(context);
+  const LaneScope lane(context.streams(), lane_);
+  // Before the call, so that discard_gather() finds a gather to end if it throws.
+  phase_.enter(GatherPhase::kGathering, settings_->label);
+  try {
+    start_gather(context);
+  } catch (...) {
+    discard_gather();
+    throw;
+  }
+  return true;
+}
+
+void GatheredState::start_gather(CommContext& context) {
+  if (post_forward_.kept()) {
+    // The pieces were cut from this memory as a whole, so they are gathered into it.
+    allocate_in_lane(context);
+    gathering(*settings_, [&] {
+      gather_ =
+          post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams(), lane_);
+    });
+    return;
+  }
+  // What this gather, and pieces cut from it, are compared with (is_current).
+  gathered_versions_ = shards_->versions();
+  const comm::PurposeScope purpose(group(), settings_->label);
+  // With equal types and devices this is the flat buffer itself: no copy.
+  send_ = shards_->flat().to(layout().device(), layout().compute_dtype(), /*non_blocking=*/true);
+  const bool in_place = !unsharded_.padded().empty();
+  if (in_place) {
+    allocate_in_lane(context);
+  }
+  gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
+}
+
+/// Between gathers: the next lane waits for what the compute lane has done.
+void GatheredState::choose_lane(CommContext& context) {
+  const Lane next = settings_->unshard_async_op ? Lane::kCompute : Lane::kAllGather;
+  // The lane may change between gathers only: the buffers of one belong to where it began.
+  if (std::exchange(lane_, next) == Lane::kCompute) {
+    follow_compute(context);
+  }
+}
+
+void GatheredState::follow_compute(CommContext& context) const {
+  if (lane_ != Lane::kCompute) {
+    context.streams().order(Lane::kCompute, lane_);
+  }
+}
+
+/// The lane waits for the last use of the memory that an earlier unit has released.
+void GatheredState::allocate_in_lane(CommContext& context) {
+  memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, lane_);
+  unsharded_.lend(memory_->tensor);
+}
+
+void GatheredState::start_gather_in_place() {
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> inputs;
+  const std::vector<Segment>& segments = layout().segments();
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const std::int64_t numel = segments[i].shape.padded_numel();
+    // Communicators take no empty tensors.
+    if (numel > 0) {
+      inputs.push_back(send_.narrow(0, segments[i].offset, numel));
+      outputs.push_back(unsharded_.padded()[i]);
+    }
+  }
+  if (!inputs.empty()) {
+    gather_ = group().all_gather_group(outputs, inputs);
+  }
+}
+
+void GatheredState::start_gather_packed(CommContext& context) {
+  gathered_ = context.pool().acquire(group().size() * send_.numel(), send_.scalar_type(), lane_);
+  gather_ = group().all_gather(gathered_->tensor.view({group().size(), send_.numel()}), send_);
+}
+
+void GatheredState::unshard(CommContext& context) {
+  // Also if it is still unsharded: the program must not see whether it was gathered again.
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.count_writes();
+  }
+  if (unsharded()) {
+    return;
+  }
+  // A no-op if the unit or a prefetch has started it.
+  start_unshard(context);
+  context.streams().note("unshard " + settings_->label);
+  try {
+    fill(context);
+  } catch (...) {
+    discard_gather();
+    throw;
+  }
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.set_gathered(true);
+  }
+  phase_.enter(GatherPhase::kUnsharded, settings_->label);
+}
+
+void GatheredState::install_unsharded() {
+  if (installed_ || !unsharded()) {
+    return;
+  }
+  // Optimizers and checkpoints still see the shards: slots hold a persistent tensor as well.
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.install_unsharded();
+  }
+  shards_->begin_use();
+  installed_ = true;
+}
+
+void GatheredState::install_sharded() {
+  if (!std::exchange(installed_, false)) {
+    return;
+  }
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.install_sharded();
+  }
+}
+
+/// The all-gather lane waits as well as the compute lane: it owns the memory that was read.
+void GatheredState::wait_for_gather(CommContext& context) {
+  if (layout().ranks() == 1) {
+    return;
+  }
+  {
+    const LaneScope lane(context.streams(), lane_);
+    if (gather_ != nullptr) {
+      try {
+        gathering(*settings_, [work = std::exchange(gather_, nullptr)] { work->wait(); });
+      } catch (...) {
+        discard_gather();
+        throw;
+      }
+    }
+    send_.reset();
+  }
+  if (lane_ != Lane::kCompute) {
+    context.streams().order(lane_, Lane::kCompute);
+  }
+  post_forward_.end_gather();
+  post_forward_.drop();  // a piece serves one backward
+}
+
+/// For a gather that failed: its buffers hold no values.
+void GatheredState::discard_gather() {
+  gather_ = nullptr;
+  send_.reset();
+  post_forward_.end_gather();
+  post_forward_.drop();
+  gathered_.reset();
+  unsharded_.free();
+  memory_.reset();
+  if (phase_ == GatherPhase::kGathering) {
+    phase_.enter(GatherPhase::kSharded, settings_->label);
+  }
+}
+
+void GatheredState::fill(CommContext& context) {
+  if (layout().shares_memory()) {
+    return;
+  }
+  wait_for_gather(context);
+  // The lane's own memory: a gather wrote into it. Empty shards have it, too.
+  if (memory_) {
+    return;
+  }
+  unsharded_.allocate();
+  // The same values in new memory: autograd must not count this as a write.
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const std::vector<at::Tensor>& tensors = unsharded_.tensors();
+  if (gathered_) {
+    const std::int64_t ranks = layout().ranks();
+    const at::Tensor rows = gathered_->tensor.view({ranks, gathered_->tensor.numel() / ranks});
+    unpack(rows, layout().segments(), tensors);
+    context.pool().release(*std::exchange(gathered_, std::nullopt),
+                           context.streams().record(Lane::kCompute));
+    return;
+  }
+  // One rank, whose shards differ from the unsharded tensors in type or device.
+  gathered_versions_ = shards_->versions();
+  std::vector<at::Tensor> shards;
+  for (const ShardedParameter& parameter : shards_->parameters()) {
+    shards.push_back(parameter.shard());
+  }
+  kernels::copy_all(tensors, shards, /*non_blocking=*/true);
+}
+
+/// Unpacked tensors are in compute's memory. Memory that a gather wrote to is reused by its lane,
+/// after compute; on a CPU, or in one lane, it is free at once.
+void GatheredState::free_unsharded(CommContext& context) {
+  if (!unsharded_.allocated() && !memory_) {
+    return;
+  }
+  unsharded_.free();
+  if (!memory_) {
+    return;
+  }
+  const bool used = unsharded() && lane_ != Lane::kCompute;
+  if (auto event = used ? context.streams().record(Lane::kCompute) : nullptr) {
+    // One unit's memory is idle at a time: the next gather takes it.
+    context.pool().drop(lane_);
+    context.pool().release(*std::move(memory_), std::move(event));
+  }
+  memory_.reset();
+}
+
+void GatheredState::free_gathered(CommContext& context) {
+  if (phase_ == GatherPhase::kSharded) {
+    return;
+  }
+  if (unsharded()) {
+    context.streams().note("reshard " + settings_->label);
+    install_sharded();
+    for (ShardedParameter& parameter : shards_->parameters()) {
+      parameter.set_gathered(false);
+    }
+  }
+  if (gather_ != nullptr) {  // prefetched, but not used
+    wait_for_gather(context);
+  }
+  if (gathered_) {
+    context.pool().release(*std::exchange(gathered_, std::nullopt), nullptr);
+  }
+  free_unsharded(context);
+  phase_.enter(GatherPhase::kSharded, settings_->label);
+}
+
+void GatheredState::reshard(CommContext& context) {
+  free_gathered(context);
+  post_forward_.drop();
+}
+
+void GatheredState::reshard_for_now(CommContext& context) {
+  // A second forward before backward finds the piece of the first.
+  if (unsharded() && post_forward_.enabled() && !post_forward_.kept()) {
+    const c10::AutoGradMode no_grad(false);
+    post_forward_.keep(unsharded_.flat(), context.streams());
+  }
+  free_gathered(context);
+}
+
+void GatheredState::reshard_unused(CommContext& context) {
+  if (is_gathering()) {
+    free_gathered(context);
+  }
+}
+
+void GatheredState::discard(CommContext& context) {
+  try {
+    // The slots get their shards back before the wait that may throw.
+    reshard(context);
+  } catch (const Error&) {
+    // A gather under way has failed, and has been discarded.
+  }
+}
+
+bool GatheredState::is_current() const {
+  // Written, replaced or moved shards all mean that the copies have old values.
+  return holds_copies() && gathered_versions_ == shards_->versions() && !shards_->any_replaced() &&
+         shards_->laid_out();
+}
+
+void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
+  if (layout().ranks() > 1) {
+    groups.push_back(&group());
+  }
+  // The first call of group() makes the communicator, which is collective: so this depends only on
+  // the options, never on what was gathered.
+  if (post_forward_.enabled()) {
+    groups.push_back(&post_forward_.group());
+  }
+}
+
+// Gradients between backward and the optimizer. With gradient sync a unit's are reduced at once;
+// without, they are set aside unsharded and go into the next reduction, which costs the memory of
+// unsharded gradients and saves a collective a micro-batch.
+
+namespace {
+
+/// A unit keeps its smallest gradient if it has no more elements: a norm's weight or a bias has
+/// fewer.
+constexpr std::int64_t kSampleNumel = 8192;
+
+}  // namespace
+
+/// Until the first forward there are no unsharded tensors.
+bool GradientState::any_unsharded() const {
+  return std::ranges::any_of(shards_->parameters(), [](const ShardedParameter& parameter) {
+    return parameter.unsharded().defined() && parameter.unsharded().grad().defined();
+  });
+}
+
+void GradientState::drop_unsharded() {
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.drop_unsharded();
+  }
+}
+
+void GradientState::drop_all() {
+  drop_unsharded();
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.drop_gradient();
+  }
+}
+
+/// In reduce_dtype, in which they will be summed: a narrower type would lose bits.
+void GradientState::set_aside() {
+  const c10::AutoGradMode no_grad(false);
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    // Whether a gradient came differs between ranks; whether one might have come does not.
+    if (!parameter.left_out() && (parameter.trainable() || parameter.has_unreduced())) {
+      const c10::ScalarType dtype = shards_->layout().reduce_dtype();
+      parameter.add_unreduced(parameter.take_unsharded(dtype), dtype);
+    }
+  }
+}
+
+void GradientState::restore_accumulated_grads() {
+  const c10::AutoGradMode no_grad(false);
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.restore_accumulated_grads();
+  }
+}
+
+bool GradientState::awaits_reduction() const {
+  // Never from whether a gradient came: a rank that used no parameter must still take part.
+  return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
+    return !parameter.left_out() &&
+           (parameter.has_unreduced() || (settings_->all_reduce && parameter.has_left_to_replicas()));
+  });
+}
+
+void GradientState::mark_expected() {
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.mark_expected();
+  }
+}
+
+/// The current settings: a later change applies to the next reduction.
+ReductionOptions GradientState::reduction_options() const {
+  const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
+  return {.dtype = shards_->layout().reduce_dtype(),
+          .divisor = settings_->gradient_divisor.value_or(ranks),
+          .all_reduce = settings_->all_reduce,
+          .force_sum = settings_->force_sum,
+          .settings = settings_};
+}
+
+/// Once reduced, a NaN of one rank is on all of them. The host waits for the device: for debugging.
+void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
+                                      const at::Tensor& gradient) const {
+  if (tessera::detail::debug_checks() && gradient.defined() &&
+      !gradient.isfinite().all().item<bool>()) {
+    TORCH_WARN("rank ", shards_->mesh().all.world()->rank(), ": the gradient of ",
+               describe(*parameter.slot()),
+               " is not finite before it is reduced; look at this rank's rows of the batch");
+  }
+}
+
+/// Adds this backward's gradient to those of earlier ones; the sum is reduced.
+UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
+  const c10::ScalarType dtype = shards_->layout().reduce_dtype();
+  UnshardedGradient gradient = parameter.take_unsharded(dtype);
+  warn_of_nonfinite(parameter, gradient.local);
+  if (parameter.has_unreduced()) {
+    parameter.add_unreduced(gradient, dtype);
+    gradient = parameter.take_unreduced();
+  }
+  PartialGradGroup& sum = parameter.partial_group();
+  sum.note(gradient);
+  return converted(std::move(gradient), sum.group(), dtype);
+}
+
+/// After the reduction a NaN of one rank is on all ranks. It is in all gradients that its rows have
+/// reached, so the smallest gradient tells whose it was; checking all would slow down every step.
+void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
+                                const std::vector<UnshardedGradient>& gradients) {
+  sampled_.reset();
+  sample_.reset();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& gradient = gradients[i].local;
+    const std::int64_t least = sample_.defined() ? sample_.numel() : kSampleNumel + 1;
+    if (gradient.defined() && gradient.numel() > 0 && gradient.numel() < least) {
+      sampled_ = parameters[i]->slot();
+      sample_ = gradient;
+    }
+  }
+}
+
+bool GradientState::brought_nonfinite(const nn::ParameterSlot& slot) const {
+  return sampled_.get() == &slot && !sample_.isfinite().all().item<bool>();
+}
+
+void GradientState::start_reduce(CommContext& context) {
+  std::vector<ShardedParameter*> trainable;
+  std::vector<UnshardedGradient> gradients;
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    // All parameters that may have a gradient on any rank: what is sent never depends on the rank.
+    // A parameter that was frozen since still has gradients of earlier micro-batches.
+    if (parameter.left_out()) {
+      continue;
+    }
+    if (parameter.trainable() || parameter.has_unreduced() || parameter.has_left_to_replicas()) {
+      trainable.push_back(&parameter);
+      gradients.push_back(gradient_to_reduce(parameter));
+      parameter.expect();
+    }
+  }
+  keep_sample(trainable, gradients);
+  if (!trainable.empty()) {
+    reduction_.emplace(std::move(trainable), std::move(gradients), shards_->mesh(),
+                       reduction_options(), context);
+  }
+}
+
+void GradientState::finish_reduce(CommContext& context) {
+  if (reduction_) {
+    reduction_->finish(context);
+    reduction_.reset();
+  }
+}
+
+void GradientState::forget_reduction(CommContext& context) {
+  reduction_.reset();
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    // The sums hold pointers to these parameters.
+    context.sums().forget(&parameter);
+    parameter.forget_arrivals();
+  }
+}
+
+// A group as the rest of FSDP sees it: shards, gathered state and gradient state, and the one
+// moment at which all three are laid out anew.
+
+namespace {
+
+std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
+                                                const MixedPrecisionPolicy& policy) {
+  // ShardedParameter's constructor puts each shard into its slot: from here on the model is
+  // sharded. checked_spec has refused before what would fail halfway.
+  std::vector<ShardedParameter> parameters;
+  for (const ParameterSpec& spec : specs) {
+    parameters.emplace_back(spec);
+  }
+  return std::make_unique<ParameterGroupShards>(std::move(parameters), specs.front().mesh, policy);
+}
+
+}  // namespace
+
+ParameterGroup::ParameterGroup(const std::vector<ParameterSpec>& specs,
+                               const MixedPrecisionPolicy& policy,
+                               std::int64_t post_forward_mesh_size,
+                               const std::shared_ptr<const Settings>& settings)
+    : shards_(shard_all(specs, policy)),
+      gathered_(*shards_, post_forward_mesh_size, settings),
+      gradients_(*shards_, settings) {}
+
+void ParameterGroup::prepare(CommContext& context) {
+  // Cheap where nothing has changed, since every iteration begins with it: pointers are compared.
+  const bool replaced = shards_->adopt();
+  if (!replaced && shards_->laid_out()) {
+    return;
+  }
+  // What is gathered has the old memory or type.
+  gathered_.reshard(context);
+  shards_->lay_out();
+  gathered_.lay_out(context);
+}
+
+void ParameterGroup::add_replica_groups(std::vector<comm::Communicator*>& groups) {
+  if (mesh().replicas() > 1) {
+    groups.push_back(&mesh().replicate.group());
+  }
+}
+
+}  // namespace tessera::fsdp

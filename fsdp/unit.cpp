@@ -1,0 +1,792 @@
+#include "unit.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "buffers.h"
+#include "param_group.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+// Moves the tensors that enter a unit's forward to the unit's device, and casts those that enter
+// and leave it by its mixed-precision policy. unit.cpp says when; buffers are moved once, when the
+// unit is made.
+
+namespace {
+
+/// Distributed tensors are on their mesh's device, and meta tensors have no data to move.
+bool is_elsewhere(const at::Tensor& tensor, c10::Device device) {
+  return tensor.defined() && tensor.device() != device && !tensor.is_meta() &&
+         !tessera::is_distributed(tensor);
+}
+
+bool is_floating(const at::Tensor* tensor) {
+  return tensor->defined() && tensor->is_floating_point();
+}
+
+void move_buffers_of(torch::nn::Module& module, c10::Device device,
+                     const std::unordered_set<nn::SlotPtr>& ignored) {
+  if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
+    for (const auto& [name, slot] : ours->buffer_slots()) {
+      if (!ignored.contains(slot) && is_elsewhere(slot->get(), device)) {
+        // Through the slot, so that nn::Parameter members see it.
+        slot->swap(slot->get().to(device));
+      }
+    }
+  }
+  for (const at::Tensor& buffer : module.buffers(/*recurse=*/false)) {
+    if (is_elsewhere(buffer, device)) {
+      // In place: libtorch's register_buffer handed out the tensor itself.
+      buffer.set_data(buffer.to(device));
+    }
+  }
+}
+
+}  // namespace
+
+void move_inputs(nn::TensorList inputs, c10::Device device) {
+  for (at::Tensor* input : inputs) {
+    if (is_elsewhere(*input, device)) {
+      *input = input->to(device);
+    }
+  }
+}
+
+void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
+                  const std::unordered_set<nn::SlotPtr>& ignored) {
+  // A buffer that is moved must not become a result of autograd.
+  const c10::AutoGradMode no_grad(false);
+  const auto move = [&](const std::string&, torch::nn::Module& module) {
+    move_buffers_of(module, device, ignored);
+  };
+  for (nn::ModuleBase* module : modules) {
+    nn::visit_modules(*module, move, outside_of_units());
+  }
+}
+
+std::optional<c10::ScalarType> floating_type(nn::TensorList tensors) {
+  const auto first = std::ranges::find_if(tensors, is_floating);
+  if (first == tensors.end()) {
+    return std::nullopt;
+  }
+  return (*first)->scalar_type();
+}
+
+void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype) {
+  if (!dtype) {
+    return;
+  }
+  for (at::Tensor* tensor : tensors) {
+    if (is_floating(tensor)) {
+      *tensor = tensor->to(*dtype);
+    }
+  }
+}
+
+// How a unit learns where backward is. libtorch's C++ modules have no backward hooks, so the unit's
+// arguments pass through an autograd node of FSDP's, and its results get tensor hooks. The other
+// files of this folder see callbacks only.
+
+namespace {
+
+using tessera::detail::variable_list;
+
+/// Called with gradients; some may be undefined.
+using GradientHook = std::function<void(nn::TensorList gradients)>;
+
+/// The identity, with a callback in its backward. Its sequence number is lower than that of every
+/// node made after it, so the engine runs it after all of those that are ready.
+struct CallAfter final : tessera::detail::Node {
+  explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    std::vector<at::Tensor*> tensors;
+    for (at::Tensor& gradient : gradients) {
+      tensors.push_back(&gradient);
+    }
+    callback(tensors);
+    return std::move(gradients);
+  }
+
+  /// The name that libtorch's error shows if the output is changed in place.
+  std::string name() const override {
+    return "fully_shard (forward of a unit must not change its arguments in place: clone them "
+           "first)";
+  }
+
+  GradientHook callback;
+};
+
+bool needs_gradient(const at::Tensor* tensor) {
+  return tensor->defined() && tensor->requires_grad();
+}
+
+
+/// Calls `callback` with the gradients of `tensors` once all have been computed, which is when
+/// backward has passed through everything that was computed from them. Replaces the tensors by
+/// views behind a new autograd node, which autograd refuses to change in place. Does nothing if
+/// none requires a gradient.
+void call_after_backward(nn::TensorList tensors, GradientHook callback) {
+  // Only tensors that need a gradient become inputs of the node: the others' order does not matter,
+  // since the callback looks at none of them by position.
+  variable_list inputs;
+  for (const at::Tensor* tensor : tensors) {
+    if (needs_gradient(tensor)) {
+      inputs.push_back(*tensor);
+    }
+  }
+  if (inputs.empty()) {
+    return;
+  }
+  const auto node = tessera::detail::make_node<CallAfter>(std::move(callback));
+  tessera::detail::set_inputs(*node, inputs);
+  for (at::Tensor* tensor : tensors) {
+    if (needs_gradient(tensor)) {
+      *tensor = tessera::detail::guarded_view(*tensor);
+      tessera::detail::set_node(*tensor, node);
+    }
+  }
+}
+
+/// Calls `callback` when backward reaches any of `tensors` (once for each). Returns false if none
+/// requires a gradient.
+bool call_before_backward(nn::TensorList tensors, const std::function<void()>& callback) {
+  bool any = false;
+  for (const at::Tensor* tensor : tensors) {
+    if (needs_gradient(tensor)) {
+      // A hook on each result: which of them backward reaches first is not known, and some it may
+      // never reach. pre_backward() ignores all but the first.
+      tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice,
+                                    [callback](const at::Tensor& gradient) {
+                                      callback();
+                                      return gradient;
+                                    });
+      any = true;
+    }
+  }
+  return any;
+}
+
+}  // namespace
+
+// What a unit does around the forward and the backward of its modules: gather, prefetch, free,
+// reduce. UnitPhase says where it stands, and each hook begins by asking it, because the same hook
+// is called in forward, in a recomputation and in a backward of a backward.
+
+namespace {
+
+/// A prefetch: starts all-gathers and waits for none. Units that are gone are left out.
+void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
+  for (const std::weak_ptr<Unit>& unit : units) {
+    if (const std::shared_ptr<Unit> alive = unit.lock()) {
+      alive->start_unshard();
+    }
+  }
+}
+
+/// Adds what was done, and for which unit, to what libtorch throws: out of memory, for example.
+template <class Act>
+auto naming(const char* what, const std::string& label, Act&& act) {
+  try {
+    return act();
+  } catch (c10::Error& error) {
+    error.add_context(detail::concat(what, " of ", label));
+    throw;
+  }
+}
+
+std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
+  auto settings = std::make_shared<Settings>();
+  // Until a root is known there is no FQN: the class has to do.
+  settings->label = detail::concat("a unit of ", spec.modules.front()->name());
+  settings->reshard_after_forward = spec.options.reshard_after_forward;
+  // Pieces are kept where parameters are freed, so that asking for them is asking for that.
+  if (spec.options.post_forward_mesh_size > 1 && !spec.options.reshard_after_forward) {
+    settings->reshard_after_forward = true;
+  }
+  return settings;
+}
+
+}  // namespace
+
+Unit::Unit(const UnitSpec& spec)
+    : modules_(spec.modules),
+      mp_policy_(spec.options.mp_policy),
+      may_be_unused_(spec.options.may_be_unused),
+      ignored_(spec.options.ignored),
+      settings_(initial_settings(spec)),
+      groups_(spec, settings_) {}
+
+void Unit::install() {
+  // The modules own this, and the hooks are the modules'.
+  for (nn::ModuleBase* module : modules_) {
+    constexpr auto kCalls = nn::HookedCalls::kEveryMethod;
+    module->add_forward_pre_hook([this](auto&, nn::TensorList inputs) { pre_forward(inputs); },
+                                 kCalls);
+    module->add_forward_hook(
+        [this](auto& self, nn::TensorList outputs) { post_forward(self, outputs); }, kCalls);
+    module->add_always_hook([this] { end_call(); }, kCalls);
+  }
+}
+
+std::vector<std::shared_ptr<Unit>> Unit::units_of_iteration() {
+  return iteration_ != nullptr ? iteration_->units() : std::vector{shared_from_this()};
+}
+
+bool Unit::runs_forward() const {
+  return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
+}
+
+/// enter() refuses kIdle from kIdle.
+void Unit::reset_to_idle() {
+  if (phase() != UnitPhase::kIdle) {
+    enter(UnitPhase::kIdle);
+  }
+}
+
+void Unit::prepare() {
+  // Ranks compare parameters only once, since the exchange has a cost.
+  groups_.prepare(phase_ == UnitPhase::kNew);
+  reset_to_idle();
+}
+
+void Unit::start_unshard() {
+  // By hand before the root's first forward, which prepares all units.
+  if (phase_ == UnitPhase::kNew) {
+    prepare();
+  }
+  const bool began = naming("all-gather", label(), [this] { return groups_.start_unshard(); });
+  if (began && iteration_ != nullptr) {
+    iteration_->began_gather(*this);
+  }
+}
+
+void Unit::unshard() {
+  start_unshard();
+  groups_.each(&GatheredState::unshard, comm_context());
+  groups_.each(&GatheredState::install_unsharded);
+}
+
+void Unit::reshard() {
+  groups_.each(&GatheredState::reshard, comm_context());
+  free_idle_buffers();
+}
+
+/// An iteration frees them at its end.
+void Unit::free_idle_buffers() {
+  if (iteration_ == nullptr || !iteration_->is_under_way()) {
+    comm_context().pool().clear();
+  }
+}
+
+// Forward.
+
+/// The rows are those of the previous training forward: by now the program has computed its loss,
+/// and may have weighed it. Warns once, since the program may mean it so.
+void Unit::warn_of_uneven_rows() {
+  const auto [least, most] = random_agreement_.rows();
+  const bool said = settings_->gradient_divisor || nn::weighs_ranks();
+  if (least == most || said || std::exchange(warned_of_rows_, true)) {
+    return;
+  }
+  TORCH_WARN("the ranks give ", label(), " differently many rows, ", least, " to ", most,
+             ", and the mean of their gradients is not that of all rows if each rank's loss is the "
+             "mean of its own; multiply the loss by fsdp::mean_weight(rows, mesh), or pass "
+             "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
+}
+
+/// The root's input has the rows of the batch, also where it is called in the forward of another
+/// model; so has that of a unit which is called by itself.
+void Unit::begin_random_region(nn::TensorList inputs) {
+  const detail::RandomRegionPtr& outer = detail::random_region();
+  const std::shared_ptr<detail::BatchRows> known = outer != nullptr ? outer->rows() : nullptr;
+  if (known != nullptr && (known->is_given() || !is_root())) {
+    return;
+  }
+  const auto batch = std::ranges::find_if(
+      inputs, [](const at::Tensor* tensor) { return tensor->defined() && tensor->dim() > 0; });
+  const auto sizes = batch != inputs.end() ? std::optional((*batch)->sizes().vec()) : std::nullopt;
+  const std::vector<DeviceMesh> dims = groups_.mesh().data_dims();
+  const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
+  random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
+      std::make_shared<detail::RandomRegion>(outer, rows));
+  // Replicas may evaluate by themselves. A recomputation has the places of its forward. After an
+  // error of this rank alone the others are in other exchanges.
+  const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
+  if (!is_root() || !trains || nn::is_recomputing()) {
+    return;
+  }
+  nn::set_batch_ranks(groups_.mesh().ranks());
+  warn_of_uneven_rows();
+  if (!follows_abandoned_) {
+    random_agreement_.begin_forward(modules_, dims, rows, sizes ? sizes->front() : 0,
+                                    [this] { return iteration_->groups_on(groups_.mesh().all); });
+  }
+}
+
+void Unit::end_call() {
+  // Another hook may have thrown before ours ran.
+  if (!random_regions_.empty()) {
+    random_regions_.pop_back();
+  }
+}
+
+void Unit::pre_forward(nn::TensorList inputs) {
+  random_regions_.emplace_back();
+  // Activation checkpointing runs a part of the forward again, maybe before the gradient of this
+  // unit's results has come.
+  if (nn::is_recomputing()) {
+    pre_backward(nullptr);
+  } else if (phase() != UnitPhase::kBackward || iteration_->backward_failed()) {
+    enter_as_root();
+  }
+  begin_random_region(inputs);
+  if (is_root()) {
+    // Only the root's: a unit below gets what the model has computed.
+    move_inputs(inputs, groups_.mesh().device());
+  }
+  if (mp_policy_.restore_input_dtype) {
+    restored_dtype_ = floating_type(inputs);
+  }
+  if (mp_policy_.cast_forward_inputs) {
+    cast_floating(inputs, mp_policy_.param_dtype);
+  }
+  const OperatorModePause pause;  // a policy is asked of the model's own operators
+  if (phase_ == UnitPhase::kBackward) {
+    unshard();
+    if (nn::is_recomputing()) {
+      // As in forward: a tensor-parallel product asks which node has made its input.
+      call_after_backward(inputs, [](nn::TensorList) {});
+    }
+  } else if (!runs_forward()) {
+    begin_forward(inputs);
+  }
+}
+
+void Unit::begin_forward(nn::TensorList inputs) {
+  unshard();
+  std::ranges::for_each(groups(), &ParameterGroup::begin_use);
+  // After this unit's own all-gathers, which are needed first and go in the same lane.
+  prefetch_for_forward();
+  enter(UnitPhase::kForward);
+  if (to_run_.empty()) {  // or a backward ran between two of the modules
+    to_run_.insert(modules_.begin(), modules_.end());
+  }
+  // Without gradients no backward comes. Where no input needs a gradient no hook is set either:
+  // end_backward() then settles the unit.
+  if (c10::GradMode::is_enabled()) {
+    call_after_backward(inputs, [unit = shared_from_this()](nn::TensorList gradients) {
+      unit->post_backward(gradients);
+    });
+  }
+}
+
+/// The next unit's all-gather runs beside this one's computation. In the first forward no order is
+/// known.
+void Unit::prefetch_for_forward() {
+  const std::shared_ptr<Unit> next = iteration_->gather_ahead(*this);
+  if (!settings_->forward_prefetch.empty()) {
+    start_unshard_all(settings_->forward_prefetch);
+  } else if (next != nullptr) {
+    next->start_unshard();
+  }
+}
+
+void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
+  cast_floating(outputs, mp_policy_.output_dtype ? mp_policy_.output_dtype : restored_dtype_);
+  if (phase_ == UnitPhase::kBackward) {
+    return;
+  }
+  // A method that called forward ends after it (register_forward_method).
+  if (!runs_forward()) {
+    enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
+                                                 : UnitPhase::kForward);
+  }
+  await_backward(outputs);
+  to_run_.erase(&module);
+  if (to_run_.empty()) {
+    end_forward();
+  }
+}
+
+void Unit::await_backward(nn::TensorList outputs) {
+  if (!c10::GradMode::is_enabled()) {
+    return;
+  }
+  // Lives as long as the graph does.
+  const auto token = std::make_shared<RecordedCall>();
+  for (const at::Tensor* output : outputs) {
+    if (output->defined() && output->grad_fn() != nullptr) {
+      token->results.push_back(output->grad_fn().get());
+    }
+  }
+  const bool hooked = call_before_backward(
+      outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
+  std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
+  recorded_calls_.push_back(token);
+  // In a unit of several modules the first result records it in the order; one entry is enough.
+  if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
+    return;
+  }
+  // A unit that only some ranks ran must not change what they prefetch.
+  if (!may_be_unused_) {
+    iteration_->ran_forward(*this, token);
+  }
+  enter(UnitPhase::kForwardRecorded);
+}
+
+void Unit::end_partial_forward() {
+  if (to_run_.empty()) {
+    return;
+  }
+  // Once: it is no error, and may be meant.
+  if (!std::exchange(warned_, true)) {
+    TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
+               (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
+               "fully_shard made one unit must all run in each forward");
+  }
+  to_run_.clear();
+  if (runs_forward()) {
+    end_forward();
+  } else if (phase_ != UnitPhase::kBackward) {  // a backward ran between two of the modules
+    free_after_forward();
+  }
+}
+
+void Unit::end_forward() {
+  const std::string lost = lost_write("forward of " + label());
+  TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
+  // Before the iteration's end, which depends on it.
+  enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
+  if (is_root()) {
+    iteration_->end_forward(/*backward_comes=*/phase_ == UnitPhase::kAwaitingBackward);
+  }
+  free_after_forward();
+  free_idle_buffers();
+}
+
+/// What is freed here and gathered again in backward is what ZeRO-3 saves.
+void Unit::free_after_forward() {
+  if (may_be_unused_) {
+    install_sharded();  // and free when backward ends, or the iteration, which frees all
+  } else if (phase() != UnitPhase::kAwaitingBackward) {
+    groups_.each(&GatheredState::reshard, comm_context());
+  } else if (settings_->reshard_after_forward.value_or(!is_root())) {
+    groups_.each(&GatheredState::reshard_for_now, comm_context());
+  } else {
+    install_sharded();
+  }
+}
+
+// Backward.
+
+/// Whether the backward that runs will come to another call of this unit: autograd then hands out
+/// the parameters' gradients after that one, as a sum over all calls.
+bool Unit::is_called_again() const {
+  const int backward = tessera::detail::backward_id();
+  return std::ranges::any_of(recorded_calls_, [&](const std::weak_ptr<RecordedCall>& recorded) {
+    const std::shared_ptr<RecordedCall> call = recorded.lock();
+    return call != nullptr && call->backward != backward &&
+           std::ranges::any_of(call->results, tessera::detail::is_in_backward);
+  });
+}
+
+void Unit::pre_backward(RecordedCall* call) {
+  if (call != nullptr) {
+    call->backward = tessera::detail::backward_id();
+  }
+  if (phase_ == UnitPhase::kBackward) {
+    return;
+  }
+  enter(UnitPhase::kBackward);
+  iteration_->enter_backward();
+  if (settings_->unshard_in_backward || unsharded()) {
+    unshard();
+  }
+  // Before more is gathered: what is left of the reduction is packed gradients.
+  comm_context().finish_reductions();
+  // After that, which calls hooks of the program on other units' gradients.
+  groups_.each(&GradientState::restore_accumulated_grads);
+  // Last: this unit's own gather is needed first.
+  prefetch_for_backward();
+}
+
+/// The all-gather of the unit that backward comes to next runs beside this one's computation.
+void Unit::prefetch_for_backward() {
+  const std::shared_ptr<Unit> before = iteration_->ran_before(*this);
+  if (!settings_->backward_prefetch.empty()) {
+    start_unshard_all(settings_->backward_prefetch);
+    // A unit that must not gather in backward is not gathered ahead either.
+  } else if (before != nullptr && before->settings_->unshard_in_backward) {
+    before->start_unshard();
+  }
+}
+
+void Unit::post_backward(nn::TensorList gradients) {
+  // Ranks that did not run a unit have no hook here. So one that may be unused waits for the end of
+  // backward, where all ranks come.
+  if (phase_ == UnitPhase::kBackward && !may_be_unused_) {
+    enter(UnitPhase::kIdle);
+    awaits_call_ = is_called_again();
+    awaits_call_ ? free_after_backward() : settle_gradients();
+  }
+  // Where backward made a graph (create_graph), that of the gradients reads the parameters again.
+  call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
+}
+
+void Unit::settle_gradients() {
+  // First, so that the reduction's buffers find memory that is free.
+  free_after_backward();
+  // Collective, in the order in which backward passes the units, which is the same on all ranks.
+  naming("reduction", label(), [this] {
+    settings_->gradient_sync ? comm_context().reduce(groups()) : groups_.each(&GradientState::set_aside);
+  });
+}
+
+void Unit::end_backward() {
+  const bool was_in_backward = phase_ == UnitPhase::kBackward;
+  if (was_in_backward) {
+    enter(UnitPhase::kIdle);
+  }
+  // A unit whose inputs need no gradient, or whose parameters got theirs after the inputs did.
+  const bool late = groups_.any(&GradientState::any_unsharded);
+  // Or one that only an earlier micro-batch used.
+  const bool awaits = settings_->gradient_sync && groups_.any(&GradientState::awaits_reduction);
+  if (was_in_backward || late || awaits || may_be_unused_ || std::exchange(awaits_call_, false)) {
+    settle_gradients();
+  } else {
+    free_after_backward();
+  }
+}
+
+void Unit::free_after_backward() {
+  settings_->reshard_after_backward ? groups_.each(&GatheredState::reshard, comm_context()) : install_sharded();
+}
+
+// A unit in the iteration of its root: how the first call of a root finds its units, what begins
+// and abandons one, and what is refused before.
+
+namespace {
+
+// If only parts of a model were made units, each rank trains the rest separately, without an error.
+// Only the module whose forward was called can see the rest.
+
+/// "'a', 'b', 'c', ...": three show which part of the model it is.
+std::string first_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  return names.size() > 3 ? text + ", ..." : text;
+}
+
+/// Throws Error, naming them, for parameters below `module` that are trained and in no unit, while
+/// a unit on `mesh` runs in its forward: their gradients would not be reduced over the ranks. Not
+/// for those that Options::ignored names. `again`: earlier all were. Not collective, and the same
+/// on all ranks.
+void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
+  std::unordered_set<nn::SlotPtr> meant;
+  for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
+    meant.insert(unit->ignored().begin(), unit->ignored().end());
+  }
+  std::vector<std::string> forgotten;
+  nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& below) {
+    for (const auto& [name, slot] : below.slots()) {
+      // A unit has given its parameters a persistent tensor.
+      if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
+        forgotten.push_back(nn::join_fqn(fqn, name));
+      }
+    }
+  });
+  TESSERA_CHECK(forgotten.empty(), "forward of a ", module.name(), ": ", forgotten.size(),
+                " of its parameters are trained but in no unit of FSDP (", first_of(forgotten),
+                "), so that each of the ", mesh.ranks(), " ranks would train its own copy; ",
+                again ? "they were registered, replaced or unfrozen (requires_grad_) after an "
+                        "earlier forward, and units do not take them in: complete and unfreeze the "
+                        "model before fully_shard"
+                      : "apply fully_shard or replicate to a module that holds them, and register "
+                        "all modules before",
+                "; or freeze them, or name them in Options::ignored of a unit");
+}
+
+void mix(std::uint64_t& hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15U;
+  hash ^= hash >> 32U;
+}
+
+/// A number that changes with the set of slots below `module`, their units and whether they are
+/// trained. Cheap, since each forward asks.
+void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
+  if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
+    for (const auto& [name, slot] : ours->slots()) {
+      mix(hash, reinterpret_cast<std::uintptr_t>(slot.get()));
+      mix(hash, (slot->get().requires_grad() ? 1U : 0U) + (slot->has_persistent() ? 2U : 0U));
+    }
+  }
+  for (const std::shared_ptr<torch::nn::Module>& child : module.children()) {
+    mix_slots(hash, *child);
+  }
+}
+
+}  // namespace
+
+void Unit::make_iteration() {
+  TESSERA_CHECK(modules_.size() == 1,
+                "forward of a module that is a unit together with others was called before that "
+                "of the root; apply fully_shard to the module that holds them and call that");
+  // A unit that is called before it knows a root is the root. If it is not the model's root, that
+  // one assigns it to another iteration at its own first call.
+  const nn::ModuleBase& root = *modules_.front();
+  const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
+  iteration_ = std::make_shared<IterationState>(units);
+  const ModuleTree tree(root, false);
+  const auto may_be_unused = std::make_shared<std::vector<std::string>>();
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->iteration_ = iteration_;
+    unit->groups_.set_comm_context(groups_.shared_comm_context());
+    unit->groups_.set_batch_mesh(groups_.mesh());
+    // Named by the first of its modules below the root: others may be elsewhere.
+    const auto below = std::ranges::find_if(
+        unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
+    unit->settings_->label =
+        unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
+    if (unit->may_be_unused_) {
+      may_be_unused->push_back(unit->label());
+    }
+  }
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->settings_->may_be_unused = may_be_unused;
+  }
+}
+
+/// `writer`: of the message.
+std::string Unit::lost_write(const std::string& writer) const {
+  for (const ParameterGroup& group : groups_.groups()) {
+    if (const std::string name = group.lost_write(); !name.empty()) {
+      return tessera::detail::concat(
+          writer, " wrote to its parameter '", name,
+          "', which is a gathered copy there, so that the write would be lost; write to "
+          "slot->persistent() outside of forward");
+    }
+  }
+  return "";
+}
+
+/// In forward and backward the unit itself has shown them.
+std::string Unit::write_by_hand() const {
+  const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
+  return computes || !installed() ? "" : lost_write("the program, after unshard of " + label() + ",");
+}
+
+/// Before anything is gathered: the next gather may free what was written.
+void Unit::refuse_write_by_hand() const {
+  const std::string lost = write_by_hand();
+  TESSERA_CHECK(lost.empty(), lost);
+}
+
+void Unit::enter_as_root() {
+  if (iteration_ == nullptr) {
+    make_iteration();
+  }
+  if (is_root()) {
+    check_all_in_units();
+    for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
+      unit->refuse_write_by_hand();
+    }
+    // Prepares every unit, this one too; throws within its own backward.
+    follows_abandoned_ = iteration_->begin_forward();
+    return;
+  }
+  refuse_write_by_hand();
+  if (!iteration_->is_under_way()) {
+    await_compute();
+  } else if (!iteration_->runs()) {
+    refuse_outdated();
+  }
+}
+
+void Unit::await_compute() {
+  const bool between = iteration_ == nullptr || !iteration_->is_under_way();
+  // Outside of an iteration the shards may have been written since the pieces were kept. Within one
+  // they may not, and backward needs the pieces.
+  if (between) {
+    groups_.each(&GatheredState::drop_piece);
+  }
+  if (between || !iteration_->runs()) {
+    std::vector<ParameterGroup*> holding;
+    for (ParameterGroup& group : groups()) {
+      if (group.gathered().holds_copies()) {
+        holding.push_back(&group);
+      }
+    }
+    free_outdated(holding, comm_context());
+  }
+  groups_.follow_compute();
+}
+
+/// No exchange of the ranks, as in await_compute(): a loss may call the unit many times.
+void Unit::refuse_outdated() {
+  for (const ParameterGroup& group : groups()) {
+    TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
+                  label(),
+                  ", whose parameters were written since they were gathered for a "
+                  "backward that is still to come; run that, or free them by fsdp::reshard");
+  }
+}
+
+/// In training, and again whenever a slot or a requires_grad has changed. Only the module whose
+/// forward was called can see parameters around the units.
+void Unit::check_all_in_units() {
+  if (!c10::GradMode::is_enabled() || groups_.mesh().ranks() == 1) {
+    return;
+  }
+  const nn::ModuleBase* outermost = nn::detail::outermost_call();
+  const nn::ModuleBase& module = outermost == nullptr ? *modules_.front() : *outermost;
+  std::uint64_t slots = 0;
+  mix_slots(slots, module);
+  if (checked_slots_ != slots) {
+    refuse_forgotten_parameters(module, groups_.mesh(), checked_slots_.has_value());
+    checked_slots_ = slots;
+  }
+}
+
+void Unit::abandon_iteration() {
+  groups_.each(&GradientState::drop_unsharded);
+  groups_.each(&GatheredState::reshard, comm_context());
+}
+
+void Unit::begin_iteration() {
+  // A forward or backward that failed may have left it anywhere.
+  to_run_.clear();
+  if (phase_ != UnitPhase::kNew) {
+    reset_to_idle();
+  }
+  prepare();
+  gather_on_all_ranks();
+}
+
+/// Past the order of gathers, which is of units that all ranks run.
+void Unit::gather_on_all_ranks() {
+  if (may_be_unused_) {
+    groups_.start_unshard();
+    groups_.each(&GatheredState::unshard, comm_context());
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,329 @@
+#include "unit.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::fsdp {
+
+// From options to the decisions of a unit: which parameters it has, and for each its placement,
+// mesh and device. All functions of the caller are called and all results checked here,
+// before a parameter is changed; a plan uses the same functions.
+
+namespace {
+
+/// The slots of a module and of those below it that are in no unit.
+struct Territory {
+  nn::NamedSlots slots;
+  std::unordered_set<const nn::ModuleBase*> modules;
+  std::unordered_set<const nn::ParameterSlot*> seen;
+
+  /// `prefix`: of the names.
+  void add(const nn::ModuleBase& root, const std::string& prefix) {
+    const auto add_module = [&](const std::string& fqn, const nn::ModuleBase& module) {
+      modules.insert(&module);
+      for (const auto& [name, slot] : module.slots()) {
+        if (seen.insert(slot.get()).second) {
+          slots.emplace_back(prefix + nn::join_fqn(fqn, name), slot);
+        }
+      }
+    };
+    nn::visit_modules(root, add_module, outside_of_units());
+  }
+};
+
+void check_owned(const Territory& territory, const std::string& name,
+                 const nn::ParameterSlot& slot) {
+  // Modules outside that share it would run with the shard instead of the parameter.
+  for (const nn::ParameterSlot::Owner& owner : slot.owners()) {
+    TESSERA_CHECK(territory.modules.contains(owner.module), "fully_shard: parameter '", name,
+                  "' is shared with a ", owner.module->name(),
+                  " outside of this unit; apply fully_shard to the lowest module that holds both");
+  }
+}
+
+/// The placement of `tensor` on the dimension that shards, from the option's function.
+Placement placement_of(const std::string& name, const at::Tensor& tensor,
+                       const PlacementFunction& function) {
+  // A scalar has no dimension to split, and the option's function is not called.
+  if (tensor.dim() == 0) {
+    return Replicate{};
+  }
+  Placement placement = (function ? function(name, tensor) : std::nullopt).value_or(Shard{0});
+  if (auto* shard = std::get_if<Shard>(&placement)) {
+    // Negative ones count from the end; those out of range stay so, for shard_dim() to refuse.
+    shard->dim += shard->dim < 0 && shard->dim >= -tensor.dim() ? tensor.dim() : 0;
+  }
+  return placement;
+}
+
+DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMesh& mesh,
+                 const Options& options) {
+  const std::optional<DeviceMesh> own =
+      options.parameter_mesh ? options.parameter_mesh(name, tensor) : std::nullopt;
+  if (!own) {
+    return mesh;
+  }
+  return DataMesh(*own);
+}
+
+/// The dimension to shard, or nullopt to replicate.
+std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
+                                      const Placement& placement) {
+  if (is_replicate(placement)) {
+    return std::nullopt;
+  }
+  const auto* shard = std::get_if<Shard>(&placement);
+  TESSERA_CHECK(shard != nullptr && shard->dim < tensor.dim() && shard->dim >= 0,
+                "fully_shard: ", to_string(placement), " was asked for parameter '", name,
+                "' of sizes ", tensor.sizes(), "; return Shard of one of its dimensions, ",
+                "Replicate() or nullopt");
+  return shard->dim;
+}
+
+/// Every post-forward mesh must be whole: ranks side by side, as many as the option says.
+void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
+  TESSERA_CHECK(size >= 1 && mesh.shard.size() % size == 0,
+                "fully_shard: post_forward_mesh_size = ", size, " does not divide the ",
+                mesh.shard.size(), " ranks that shard; pass a divisor");
+}
+
+/// An integer type would make the parameters, their gradients or the results integers.
+void check_computes_in_floats(const MixedPrecisionPolicy& policy) {
+  for (const auto& dtype : {policy.param_dtype, policy.reduce_dtype, policy.output_dtype}) {
+    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), "fully_shard: mp_policy names ", *dtype,
+                  ", in which no gradient can be; name a floating-point type");
+  }
+}
+
+ShardHome home_of(const DataMesh& mesh, const Options& options) {
+  const c10::Device device = mesh.device();
+  if (!options.offload_policy) {
+    return {.device = device};
+  }
+  // Page-locked memory speeds up copies to a GPU; on a CPU there are no such copies.
+  return {.device = c10::kCPU,
+          .pinned = options.offload_policy->pin_memory && !device.is_cpu(),
+          .offloaded = true};
+}
+
+/// A joined mesh would name a dimension twice.
+void check_not_split(const std::string& name, const nn::ParameterSlot& slot, const DataMesh& mesh) {
+  const at::Tensor& tensor = slot.persistent();
+  if (!tessera::is_distributed(tensor)) {
+    return;
+  }
+  const DeviceMesh& known = sharding_spec(tensor).mesh;
+  TESSERA_CHECK(!slot.has_persistent(), "fully_shard: parameter '", name, "' is split over ",
+                to_string(known),
+                " already, by a unit above; apply fully_shard to the lower modules first");
+  TESSERA_CHECK(known != mesh.all, "fully_shard: parameter '", name, "' is split over ",
+                to_string(known),
+                " already, by parallelize_module or distribute_module; give the two different "
+                "dimensions of one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+}
+
+}  // namespace
+
+nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
+                               const Options& options) {
+  Territory territory;
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    modules[i]->named_slots();  // refuses modules whose parameters have no slots
+    // Modules of one unit may have parameters of one name, which messages tell apart.
+    territory.add(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
+  }
+  nn::NamedSlots parameters;
+  for (const auto& [name, slot] : territory.slots) {
+    if (!options.ignored.contains(slot)) {
+      check_owned(territory, name, *slot);
+      parameters.emplace_back(name, slot);
+    }
+  }
+  return parameters;
+}
+
+std::vector<ParameterChoice> choose(const nn::NamedSlots& parameters, const DataMesh& mesh,
+                                    const Options& options) {
+  std::vector<ParameterChoice> choices;
+  for (const auto& [name, slot] : parameters) {
+    const at::Tensor& tensor = slot->persistent();
+    choices.push_back({placement_of(name, tensor, options.shard_placement),
+                       mesh_of(name, tensor, mesh, options)});
+  }
+  return choices;
+}
+
+UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
+                      const std::vector<ParameterChoice>& choices, const DataMesh& mesh,
+                      const Options& options) {
+  check_post_forward_mesh(mesh, options.post_forward_mesh_size);
+  check_computes_in_floats(options.mp_policy);
+  refuse_sparse_gradients(parameters);
+  UnitSpec spec{modules, mesh, options, {}};
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, slot] = parameters[i];
+    const ParameterChoice& choice = choices[i];
+    // A parameter of another mesh keeps pieces on that mesh, of other ranks.
+    check_post_forward_mesh(choice.mesh, options.post_forward_mesh_size);
+    check_not_split(name, *slot, choice.mesh);
+    const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), choice.placement);
+    const std::string called =
+        tessera::detail::concat("parameter '", name, "' of a unit of ", modules.front()->name());
+    spec.parameters.push_back({.name = name,
+                               .slot = slot,
+                               .mesh = choice.mesh,
+                               .dim = dim,
+                               .parts = parts_of(slot->get(), dim),
+                               .sharding = sharded_spec(slot->get(), choice.mesh, dim, called),
+                               .home = home_of(choice.mesh, options)});
+  }
+  return spec;
+}
+
+/// In the order of the first parameter of each: the same on every rank.
+std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
+  std::vector<std::vector<ParameterSpec>> groups;
+  for (const ParameterSpec& parameter : spec.parameters) {
+    const auto group = std::ranges::find_if(groups, [&](const std::vector<ParameterSpec>& known) {
+      const ParameterSpec& first = known.front();
+      return first.slot->get().scalar_type() == parameter.slot->get().scalar_type() &&
+             first.mesh.all == parameter.mesh.all;
+    });
+    if (group == groups.end()) {
+      groups.push_back({parameter});
+    } else {
+      group->push_back(parameter);
+    }
+  }
+  return groups;
+}
+
+// The module tree as plans and labels need it: every module with all of its FQNs and its nearest
+// children, read in one walk. A module may be registered at several places; the first FQN names it.
+
+namespace {
+
+/// Whether the module of FQN `outer` is on the way to that of `inner`, or is it. "" is the root.
+bool leads_through(const std::string& outer, const std::string& inner) {
+  return outer.empty() || inner == outer || inner.starts_with(outer + ".");
+}
+
+}  // namespace
+
+bool ModuleTree::Node::holds(const std::vector<std::string>& inner) const {
+  return std::ranges::all_of(inner, [this](const std::string& path) {
+    return std::ranges::any_of(
+        paths, [&path](const std::string& outer) { return leads_through(outer, path); });
+  });
+}
+
+ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
+  const auto skip = [skip_units](const torch::nn::Module& module) {
+    const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
+    return skip_units && ours != nullptr && ours->attached<Unit>() != nullptr;
+  };
+  // Units are made of the modules found here; reading the tree changes none.
+  nn::visit_modules(const_cast<nn::ModuleBase&>(root),
+                    [this](const std::string& fqn, nn::ModuleBase& module) { add(fqn, module); },
+                    {.every_place = true, .children_first = true, .skip = skip});
+  parentless_.clear();
+}
+
+void ModuleTree::add(const std::string& fqn, nn::ModuleBase& module) {
+  // The nearest below, whatever stock modules are between: they are the last that came.
+  // Children come first in the walk, so that all nodes below this one stand at the end.
+  const auto first = std::ranges::find_if(
+      parentless_, [&](std::size_t node) { return leads_through(fqn, nodes_[node].fqn); });
+  std::vector<std::size_t> children(first, parentless_.end());
+  parentless_.erase(first, parentless_.end());
+  // A module that is registered twice is one node with two paths.
+  const auto [known, is_new] = index_.emplace(&module, nodes_.size());
+  if (!is_new) {
+    nodes_[known->second].paths.push_back(fqn);
+    return;
+  }
+  parentless_.push_back(nodes_.size());
+  nodes_.push_back({fqn, &module, std::move(children), {fqn}});
+}
+
+const ModuleTree::Node* ModuleTree::find(const std::string& fqn) const {
+  const auto found = std::ranges::find(nodes_, fqn, &Node::fqn);
+  return found == nodes_.end() ? nullptr : &*found;
+}
+
+const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
+  const auto found = index_.find(module);
+  return found == index_.end() ? nullptr : &nodes_[found->second];
+}
+
+namespace {
+
+/// What nn::Hooked holds; any other module itself.
+const torch::nn::Module& held_or_own(const torch::nn::Module& module) {
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
+  return holder == nullptr ? module : holder->adopted_module();
+}
+
+bool makes_sparse_gradients(const torch::nn::Module& module) {
+  const auto* embedding = module.as<torch::nn::Embedding>();
+  const auto* bag = module.as<torch::nn::EmbeddingBag>();
+  return (embedding != nullptr && embedding->options.sparse()) ||
+         (bag != nullptr && bag->options.sparse());
+}
+
+/// In eval mode it takes the running ones, if it has them.
+template <class Norm>
+bool is_batch_norm(const torch::nn::Module& module) {
+  const auto* norm = module.as<Norm>();
+  return norm != nullptr && (norm->is_training() || !norm->options.track_running_stats());
+}
+
+bool takes_batch_statistics(const torch::nn::Module& module) {
+  const torch::nn::Module& own = held_or_own(module);
+  return is_batch_norm<torch::nn::BatchNorm1d>(own) || is_batch_norm<torch::nn::BatchNorm2d>(own) ||
+         is_batch_norm<torch::nn::BatchNorm3d>(own);
+}
+
+}  // namespace
+
+void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
+  for (const auto& [name, slot] : parameters) {
+    for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
+      TESSERA_CHECK(!makes_sparse_gradients(held_or_own(*owner.module)), "fully_shard: parameter '",
+                    name, "' of a ", owner.module->name(),
+                    " gets sparse gradients, which cannot be reduced over ranks; make the module "
+                    "without sparse(true), or name the parameter in Options::ignored");
+    }
+  }
+}
+
+void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks) {
+  std::string found;
+  const auto note = [&](const std::string& fqn, const torch::nn::Module& module) {
+    if (found.empty() && takes_batch_statistics(module)) {
+      found = tessera::detail::concat(fqn.empty() ? "the unit itself" : "'" + fqn + "'", ", a ",
+                                      module.name());
+    }
+  };
+  nn::visit_modules(root, note, outside_of_units());
+  if (ranks > 1 && !found.empty()) {
+    TORCH_WARN(
+        found, ", takes its statistics in training from this rank's part of the batch, and ",
+        "its running ones differ from rank to rank: numbers depend on how many ranks there ",
+        "are; take a norm of each sample (LayerNorm, RMSNorm, GroupNorm), or freeze it with ",
+        "eval()");
+  }
+}
+
+}  // namespace tessera::fsdp

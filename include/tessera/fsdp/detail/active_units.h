@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/export.h"
+#include "tessera/nn/module.h"
+
+TESSERA_API_BEGIN
+namespace tessera::fsdp {
+
+class Unit;
+
+/// The units of a model, found once. For callers that often ask which unit runs, such as a log of
+/// all operators.
+class ActiveUnits {
+ public:
+  explicit ActiveUnits(const nn::ModuleBase& model);
+  /// The same as fsdp::current_unit().
+  std::string text() const;
+
+ private:
+  std::vector<std::shared_ptr<Unit>> units_;
+};
+
+}  // namespace tessera::fsdp
+TESSERA_API_END

@@ -1,0 +1,486 @@
+// Part of libtessera_cuda.so: see cuda_backend.h.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/cuda_backend.h"
+#include "gloo/gloo.h"
+#include "group_info.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/c10d.h"
+#include "tessera/internals/detail/c10d_nccl.h"
+#include "tessera/internals/detail/devices.h"
+#include "watch/group_watch.h"
+#include "watch/peer_wait.h"
+
+namespace tessera::comm {
+
+/// NCCL's report of a communicator's health. Separate from the group, so that the watchdog, which
+/// reads it, does not own the group: the group owns the watchdog. Thread safe.
+class NcclHealth {
+ public:
+  /// Throws Error for what NCCL found wrong since the last call: a lost connection, for example.
+  void check() const;
+  /// The communicator to check; nullptr: none, which counts as healthy.
+  void set_communicator(ncclComm_t communicator);
+
+ private:
+  mutable std::mutex mutex_;
+  ncclComm_t communicator_ = nullptr;
+};
+
+/// c10d's process group for NCCL, from its set-up to its end. Thread safe.
+class NcclGroup {
+ public:
+  /// Collective. `parent`: as in NcclPlace; nullptr: none.
+  NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent);
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  /// A group that was not ended is left to the system to clean up: c10d's destructor needs CUDA,
+  /// and this destructor may run when the process ends.
+  ~NcclGroup();
+
+  const GroupInfo& info() const { return info_; }
+  int device() const { return device_; }
+  /// Throws Error once the group has ended.
+  detail::NcclProcessGroupPtr get() const;
+  const std::shared_ptr<NcclHealth>& health() const { return health_; }
+
+  /// Closes the communicator together with all ranks of the group. Throws PeerError, and aborts, if
+  /// a rank does not come, or not within `patience`. Does nothing once the group has ended.
+  void shutdown(std::chrono::milliseconds patience);
+  /// Ends the group without its peers. Errors of NCCL's do not count.
+  void abort();
+
+ private:
+  /// Takes the process group over as its only owner; nullptr: taken before.
+  detail::NcclProcessGroupPtr take();
+
+  // libtorch's own watchdog logs pages about an error that ours says in a line.
+  const detail::QuietLog quiet_;
+  GroupInfo info_;
+  int device_;
+  mutable std::mutex mutex_;
+  detail::NcclProcessGroupPtr process_group_;
+  const std::shared_ptr<NcclHealth> health_ = std::make_shared<NcclHealth>();
+};
+
+}  // namespace tessera::comm
+
+// Part of libtessera_cuda.so: see cuda_backend.h.
+namespace tessera::comm {
+namespace {
+
+using detail::NcclProcessGroup;
+using detail::NcclProcessGroupPtr;
+using std::chrono::milliseconds;
+
+/// NCCL's own time-out comes second: it does not know who is missing.
+constexpr std::chrono::seconds kNcclPatience{30};
+
+/// When libtorch ends a process it prints pages, without the call: the watchdog does it in a line.
+/// The setting is read when a process group is made. `done` makes this happen once in a process.
+void leave_errors_to_the_watchdog() {
+  static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+  static_cast<void>(done);
+}
+
+/// The groups of one split are disjoint: the first rank tells them apart.
+detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
+  return {.rank = info.rank,
+          .size = info.size(),
+          .timeout = info.timeout + kNcclPatience,
+          .name = info.name,
+          .ranks = info.ranks,
+          .from = parent == nullptr ? nullptr : parent->get(),
+          .color = info.ranks.front()};
+}
+
+/// Runs `end` on a separate thread, since it is known to hang: then the thread keeps the process
+/// group.
+std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
+                            int device) {
+  std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    (group.get()->*end)();
+    group.reset();
+  });
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  return done;
+}
+
+/// Returns false if the group's shutdown did not return within `patience`. Throws what it or
+/// `check` throws.
+bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
+                        const std::function<void()>& check) {
+  constexpr milliseconds kLook{50};
+  std::future<void> done = begin_end(std::move(group), &NcclProcessGroup::shutdown, device);
+  for (milliseconds waited{0}; waited < patience; waited += kLook) {
+    if (done.wait_for(kLook) == std::future_status::ready) {
+      done.get();
+      return true;
+    }
+    check();
+  }
+  return false;
+}
+
+/// Its errors stay on its thread: the group is given up, and this may run in a destructor.
+void abort_for_a_while(NcclProcessGroupPtr group, int device) {
+  constexpr milliseconds kPatience{2000};
+  begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
+}
+
+}  // namespace
+
+void NcclHealth::check() const {
+  const std::lock_guard lock(mutex_);
+  if (communicator_ == nullptr) {
+    return;
+  }
+  ncclResult_t state = ncclSuccess;
+  if (ncclCommGetAsyncError(communicator_, &state) == ncclSuccess && state != ncclSuccess &&
+      state != ncclInProgress) {
+    fail("NCCL met an error: ", ncclGetErrorString(state), " (",
+         first_line(ncclGetLastError(communicator_)),
+         "); look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
+  }
+}
+
+void NcclHealth::set_communicator(ncclComm_t communicator) {
+  const std::lock_guard lock(mutex_);
+  communicator_ = communicator;
+}
+
+NcclGroup::NcclGroup(const detail::StorePtr& store, GroupInfo info, int device,
+                     const NcclGroup* parent)
+    : info_(std::move(info)), device_(device) {
+  leave_errors_to_the_watchdog();
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
+  // So that what fails is this set-up and not the first collective.
+  detail::connect_gpu(*process_group_,
+                      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  health_->set_communicator(detail::communicator_of(*process_group_));
+}
+
+NcclGroup::~NcclGroup() {
+  static_cast<void>(process_group_.release());
+}
+
+NcclProcessGroupPtr NcclGroup::get() const {
+  const std::lock_guard lock(mutex_);
+  TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
+  return process_group_;
+}
+
+NcclProcessGroupPtr NcclGroup::take() {
+  const std::lock_guard lock(mutex_);
+  health_->set_communicator(nullptr);
+  return std::exchange(process_group_, nullptr);
+}
+
+void NcclGroup::shutdown(milliseconds patience) {
+  const NcclProcessGroupPtr group = take();
+  if (group == nullptr) {
+    return;
+  }
+  PeerWait wait(info_, "shutdown");
+  std::string reason = "its ranks did not all come within " + std::to_string(patience.count()) +
+                       " ms; every rank must call World::shutdown()";
+  try {
+    if (shuts_down_in_time(group, device_, patience,
+                           [&] { wait.check([&] { return info_.watch->missing(); }); })) {
+      return;
+    }
+  } catch (const PeerError& error) {
+    reason = error.what();
+  } catch (const std::exception& error) {
+    reason = first_line(error.what());
+  }
+  abort_for_a_while(group, device_);
+  throw PeerError(reason);
+}
+
+void NcclGroup::abort() {
+  if (NcclProcessGroupPtr group = take()) {
+    abort_for_a_while(std::move(group), device_);
+  }
+}
+
+}  // namespace tessera::comm
+
+// Part of libtessera_cuda.so: see cuda_backend.h.
+namespace tessera::comm {
+namespace {
+
+using NcclGroupPtr = std::shared_ptr<NcclGroup>;
+
+/// Flat, for collectives that only move data, in the widest type that NCCL knows and that fits the
+/// elements: it does not know complex numbers and 16-bit integers. Only what has elements of a byte
+/// goes as bytes. The type follows from that of the tensor alone, so that ranks call with equal
+/// ones.
+at::Tensor as_moved(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.view({-1});
+  switch (tensor.element_size()) {
+    case 16:
+    case 8:
+      return flat.view(at::kLong);
+    case 4:
+      return flat.view(at::kInt);
+    case 2:
+      return flat.view(at::kBFloat16);
+    default:
+      return flat.view(at::kByte);
+  }
+}
+
+std::vector<at::Tensor> all_as_moved(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> moved;
+  for (const at::Tensor& tensor : tensors) {
+    moved.push_back(as_moved(tensor));
+  }
+  return moved;
+}
+
+/// Counts of `tensor`'s elements as counts of those that as_moved() gives it.
+std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
+                                          const at::Tensor& tensor) {
+  constexpr std::int64_t kWidest = 8;
+  std::vector<std::int64_t> moved(counts.begin(), counts.end());
+  if (tensor.element_size() > kWidest) {
+    for (std::int64_t& count : moved) {
+      count *= tensor.element_size() / kWidest;
+    }
+  }
+  return moved;
+}
+
+/// Shapes do not matter to a collective, so c10d gets flat tensors.
+std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& tensor : tensors) {
+    flat.push_back(tensor.view({-1}));
+  }
+  return flat;
+}
+
+/// What c10d throws names a line of its source: "NCCL error in: FILE:LINE, text".
+std::string nccl_text(const std::exception& error) {
+  std::string text = first_line(error.what());
+  constexpr std::string_view kPlace = "NCCL error in: ";
+  const auto comma = text.find(", ");
+  if (text.starts_with(kPlace) && comma != std::string::npos) {
+    text.replace(0, comma + 2, "NCCL met an error: ");
+  }
+  return text;
+}
+
+/// wait() makes the current stream wait for NCCL's; the calling thread continues.
+class NcclWork final : public Work {
+ public:
+  NcclWork(NcclGroupPtr group, std::string collective, detail::GroupWorkPtr work)
+      : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
+
+  void wait() override {
+    // The thread's current GPU may be another one.
+    const auto device = static_cast<c10::DeviceIndex>(group_->device());
+    const c10::cuda::CUDAGuard guard(device);
+    try {
+      work_->wait();
+    } catch (const std::exception& error) {
+      throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
+                      "; look for the first error among the other ranks");
+    }
+    // NCCL's own event is not accessible. This one comes after it, since the stream waits for NCCL.
+    if (!detail::is_captured()) {
+      reached_ = std::make_shared<at::cuda::CUDAEvent>();
+      reached_->record(c10::cuda::getCurrentCUDAStream(device));
+    }
+  }
+
+  std::function<bool()> device_progress() override {
+    if (reached_ == nullptr) {
+      return nullptr;
+    }
+    // On the watchdog's thread, whose own GPU would be the first: it would get a context there.
+    return [event = reached_, health = group_->health(), device = group_->device()] {
+      const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+      const bool done = event->query();
+      if (!done) {
+        health->check();
+      }
+      return done;
+    };
+  }
+
+ private:
+  NcclGroupPtr group_;
+  std::string collective_;
+  detail::GroupWorkPtr work_;
+  std::shared_ptr<at::cuda::CUDAEvent> reached_;
+};
+
+/// c10d's process group for NCCL, with one communicator a group and GPU. It does not compare calls:
+/// ranks that call different collectives hang until the time-out, unless agree_on_calls() finds it.
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(NcclGroupPtr group)
+      : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
+
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor to = as_moved(output);
+    const at::Tensor from = as_moved(input);
+    return run("all_gather",
+               [&](auto& group) { return detail::start_all_gather(group, to, from); });
+  }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    return run("all_reduce",
+               [&](auto& group) { return detail::start_all_reduce(group, tensor, to_c10d(op)); });
+  }
+
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor to = output.view({-1});
+    const at::Tensor from = input.view({-1});
+    return run("reduce_scatter", [&](auto& group) {
+      return detail::start_reduce_scatter(group, to, from, to_c10d(op));
+    });
+  }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const std::vector<at::Tensor> to = all_as_moved(outputs);
+    const std::vector<at::Tensor> from = all_as_moved(inputs);
+    return run("all_gather",
+               [&](auto& group) { return detail::start_all_gather(group, to, from); });
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const std::vector<at::Tensor> to = all_flat(outputs);
+    const std::vector<at::Tensor> from = all_flat(inputs);
+    return run("reduce_scatter", [&](auto& group) {
+      return detail::start_reduce_scatter(group, to, from, to_c10d(op));
+    });
+  }
+
+  bool moves_groups_in_place() const override { return true; }
+
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
+                     std::span<const std::int64_t> output_counts,
+                     std::span<const std::int64_t> input_counts) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor to = as_moved(output);
+    const at::Tensor from = as_moved(input);
+    const auto receives = counts_as_moved(output_counts, output);
+    const auto sends = counts_as_moved(input_counts, input);
+    return run("all_to_all", [&](auto& group) {
+      return detail::start_all_to_all(group, to, from, receives, sends);
+    });
+  }
+
+  WorkPtr broadcast(const at::Tensor& tensor, int root) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor moved = as_moved(tensor);
+    return run("broadcast",
+               [&](auto& group) { return detail::start_broadcast(group, moved, root); });
+  }
+
+  // The memory pool registers what it holds with the communicator, which must be there by then.
+  at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
+    const at::Device device = options.device();
+    if (!device.is_cuda() ||
+        !group_->get()->supportsTensorAlloc(static_cast<c10::DeviceIndex>(group_->device()))) {
+      return Communicator::allocate(numel, options);
+    }
+    return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
+  }
+
+  /// The host waits, and checks the peers meanwhile: c10d's barrier would wait for ever for a dead
+  /// peer.
+  void barrier() override {
+    constexpr std::chrono::microseconds kNap{50};
+    const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
+    const WorkPtr work = all_reduce(at::zeros({1}, at::device(device)), ReduceOp::kSum);
+    work->wait();
+    const GroupWatch& watch = *group_->info().watch;
+    PeerWait peers(group_->info(), "barrier");
+    for (const auto is_done = work->device_progress(); is_done != nullptr && !is_done();) {
+      peers.check([&] { return watch.not_in(watch.number()); });
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  bool keeps_order_on_device() const override { return true; }
+  void abort() override { group_->abort(); }
+  void shutdown(std::chrono::milliseconds patience) override { group_->shutdown(patience); }
+  std::string name() const override { return "nccl"; }
+  const NcclGroup& group() const { return *group_; }
+
+ private:
+  // The name of the collective goes with the work, for the message of an error that shows only
+  // later.
+  template <class Start>
+  WorkPtr run(const char* collective, Start&& start) {
+    return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
+                                      guarded(collective, start));
+  }
+
+  /// Queries the process group, and turns its errors into the library's.
+  template <class Ask>
+  std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
+    const detail::NcclProcessGroupPtr group = group_->get();
+    try {
+      return ask(*group);
+    } catch (const c10::OutOfMemoryError& error) {
+      fail(describe(group_->info(), with_purpose(what, purpose()).c_str()), ": ",
+           first_line(error.what_without_backtrace()),
+           "; take a smaller batch, or more ranks to shard over");
+    } catch (const std::exception& error) {
+      fail(describe(group_->info(), with_purpose(what, purpose()).c_str()), ": ", nccl_text(error),
+           "; NCCL_DEBUG=INFO shows more");
+    }
+  }
+
+  // Shared with the works, which may outlive this object.
+  NcclGroupPtr group_;
+};
+
+}  // namespace
+
+CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
+                                       const NcclPlace& place) {
+  // A parent is one that this function has made.
+  const auto* parent = static_cast<const NcclCommunicator*>(place.parent.get());
+  try {
+    return std::make_shared<NcclCommunicator>(std::make_shared<NcclGroup>(
+        store, group, place.device, parent == nullptr ? nullptr : &parent->group()));
+  } catch (const std::exception& error) {
+    throw PeerError(describe(group, "set-up") + ": " + nccl_text(error) +
+                    "; look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,496 @@
+// What a collective of Gloo's sends over the network between hosts: arithmetic, from the algorithms
+// that Gloo 0.5 and libtorch's ProcessGroupGloo use.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/sum.h>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <span>
+#include <thread>
+
+#include "backends.h"
+#include "gloo/gloo.h"
+#include "group_info.h"
+#include "tessera/core/placement.h"
+#include "tessera/internals/detail/c10d.h"
+#include "watch/group_watch.h"
+#include "watch/peer_wait.h"
+
+namespace tessera::comm {
+
+/// Whether libtorch's Gloo implements this all-reduce. Others are an all-gather and a local sum.
+bool gloo_reduces(at::ScalarType type, ReduceOp op);
+
+// The bytes that rank `group.rank` sends to ranks on other hosts, without headers. `bytes`: of its
+// input.
+
+/// A ring: every block but the next rank's goes to the next rank.
+std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes);
+/// A ring of reduce-scatter and all-gather, or one all-gather.
+std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
+/// From rank to rank. `bytes`: to each rank.
+std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes);
+/// A binomial tree.
+std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root);
+
+namespace {
+
+bool is_on_other_host(const GroupInfo& group, int rank) {
+  return !group.hosts.empty() && group.hosts[static_cast<std::size_t>(rank)] !=
+                                     group.hosts[static_cast<std::size_t>(group.rank)];
+}
+
+/// The bytes of a ring that go to another host: all that this rank sends, or none.
+std::int64_t ring_link_bytes(const GroupInfo& group, std::int64_t bytes) {
+  return is_on_other_host(group, (group.rank + 1) % group.size()) ? bytes : 0;
+}
+
+}  // namespace
+
+bool gloo_reduces(at::ScalarType type, ReduceOp op) {
+  switch (type) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kChar:
+    case at::kByte:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    case at::kHalf:
+    case at::kBFloat16:
+      // Gloo rounds after every term; the sum and the product are ours, in fp32.
+      return op == ReduceOp::kMax || op == ReduceOp::kMin;
+    default:
+      return false;
+  }
+}
+
+std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes) {
+  return ring_link_bytes(group, (group.size() - 1) * bytes);
+}
+
+std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op) {
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  return gloo_reduces(tensor.scalar_type(), op)
+             ? ring_link_bytes(group, 2 * (group.size() - 1) * bytes / group.size())
+             : all_gather_link_bytes(group, bytes);
+}
+
+std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes) {
+  std::int64_t sum = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    sum += is_on_other_host(group, rank) ? bytes[static_cast<std::size_t>(rank)] : 0;
+  }
+  return sum;
+}
+
+std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root) {
+  // Ranks count from the root. In each round those that have the data send it as far ahead as there
+  // are such ranks.
+  const int own = (group.rank + group.size() - root) % group.size();
+  std::int64_t sum = 0;
+  for (int have = 1; have < group.size(); have *= 2) {
+    const int to = own + have;
+    if (own < have && to < group.size()) {
+      sum += is_on_other_host(group, (to + root) % group.size()) ? bytes : 0;
+    }
+  }
+  return sum;
+}
+
+detail::GroupReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return detail::GroupReduceOp::SUM;
+    case ReduceOp::kAvg:
+      return detail::GroupReduceOp::AVG;
+    case ReduceOp::kMax:
+      return detail::GroupReduceOp::MAX;
+    case ReduceOp::kMin:
+      return detail::GroupReduceOp::MIN;
+    case ReduceOp::kProduct:
+      return detail::GroupReduceOp::PRODUCT;
+  }
+  return detail::GroupReduceOp::SUM;
+}
+
+std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
+                                          std::size_t item_bytes) {
+  std::vector<std::int64_t> result;
+  for (const std::int64_t count : counts) {
+    result.push_back(count * static_cast<std::int64_t>(item_bytes));
+  }
+  return result;
+}
+
+/// at::sum() and at::prod() add in fp32 where the type has 16 bits, and round once at the end.
+void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
+  const at::Tensor flat = output.view({-1});
+  switch (op) {
+    case ReduceOp::kSum:
+      flat.copy_(at::sum(parts, {0}, false, parts.scalar_type()));
+      return;
+    case ReduceOp::kAvg:
+      flat.copy_(at::sum(parts, {0}, false, parts.scalar_type()).div_(parts.size(0)));
+      return;
+    case ReduceOp::kMax:
+      flat.copy_(at::amax(parts, {0}));
+      return;
+    case ReduceOp::kMin:
+      flat.copy_(at::amin(parts, {0}));
+      return;
+    case ReduceOp::kProduct:
+      flat.copy_(at::prod(parts, 0, false, parts.scalar_type()));
+      return;
+  }
+}
+
+/// Flat first: a scalar, which has no dimension, cannot be viewed in a type of another size.
+at::Tensor as_bytes(const at::Tensor& contiguous) {
+  return contiguous.view({-1}).view(at::kByte);
+}
+
+Communicator& LazyHostGroup::get() {
+  if (failed_) {
+    throw PeerError(
+        "the group over which the hosts agree failed earlier; look for the first error");
+  }
+  if (made_ == nullptr) {
+    // Without the lock: this may take as long as the time-out, and abort() must not wait for it.
+    CommunicatorPtr made;
+    try {
+      made = make_();
+    } catch (const PeerError&) {
+      failed_ = true;
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    made_ = std::move(made);
+    if (failed_) {  // aborted in between
+      made_->abort();
+    }
+  }
+  return *made_;
+}
+
+void LazyHostGroup::abort() {
+  failed_ = true;
+  const std::lock_guard lock(mutex_);
+  if (made_ != nullptr) {
+    made_->abort();
+  }
+}
+
+}  // namespace tessera::comm
+
+// Collectives over TCP through c10d's Gloo, with three additions: reductions of every type, whose
+// sums round once; a failure soon after a peer has given up; an end of the process that does not
+// wait for operations that cannot finish.
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How often a waiting rank checks whether its peers still come.
+constexpr milliseconds kPeerCheck{200};
+/// What a peer sent before it ended arrives within this time.
+constexpr milliseconds kGrace{300};
+
+/// Gloo's own time-out must not come first: a wait for a rank that is at work on files may be long.
+constexpr std::chrono::hours kGlooPatience{24};
+
+/// The process group with what outlives a failure of it. Shared by the communicator and its works.
+class GlooGroup {
+ public:
+  GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
+      : group_(std::move(group)) {
+    // Gloo does not know which rank is missing, nor what that rank does.
+    process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
+                                                     .size = group_.size(),
+                                                     .timeout = group_.timeout + kGlooPatience,
+                                                     .address = address});
+  }
+
+  GlooGroup(const GlooGroup&) = delete;
+  GlooGroup& operator=(const GlooGroup&) = delete;
+
+  ~GlooGroup() {
+    // After a failure an operation may be stuck in Gloo's thread until the time-out, and the
+    // destructor would wait for it: such a group is left to the end of the process.
+    if (failed_) {
+      process_group_.release();
+    }
+  }
+
+  const GroupInfo& info() const { return group_; }
+
+  /// The number of the call that runs now, for wait().
+  std::uint64_t number() const { return group_.watch->number(); }
+
+  /// Starts an operation.
+  template <class Start>
+  detail::GroupWorkPtr start(const char* collective, Start&& start) {
+    // Gloo's connections may hold half a message; another operation on them would read that.
+    if (failed_) {
+      throw PeerError(describe(group_, collective) +
+                      ": the group failed earlier; end this rank and start the job again");
+    }
+    try {
+      return start(*process_group_);
+    } catch (const std::exception& error) {
+      give_up(collective, error.what());
+    }
+  }
+
+  /// Waits until it is done; `number` is of its call. Throws PeerError as PeerWait does.
+  void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
+    try {
+      await(work, collective, number);
+    } catch (const PeerError&) {
+      failed_ = true;
+      throw;
+    } catch (const std::exception& error) {
+      give_up(collective, error.what());
+    }
+  }
+
+  void abort() { failed_ = true; }
+
+ private:
+  /// False: not done yet. Throws what the operation threw.
+  static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
+    try {
+      // Throws when the time is over as well as when the operation has failed.
+      work.wait(duration);
+      return true;
+    } catch (const std::exception&) {
+      if (work.isCompleted()) {
+        throw;
+      }
+      return false;
+    }
+  }
+
+  void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
+    // In slices, because a GroupWork does not look at the peers while it waits.
+    PeerWait peers(group_, collective);
+    while (!wait_a_little(work, kPeerCheck)) {
+      try {
+        peers.check([&] { return group_.watch->not_in(number); });
+      } catch (const PeerError&) {
+        if (!wait_a_little(work, kGrace)) {
+          throw;
+        }
+        return;
+      }
+    }
+  }
+
+  [[noreturn]] void give_up(const char* collective, const std::string& reason) {
+    failed_ = true;
+    fail_without_peers(group_, collective, first_line(reason));
+  }
+
+  GroupInfo group_;
+  detail::GroupPtr process_group_;
+  // Also set by abort(), from another thread than the one that waits.
+  std::atomic<bool> failed_{false};
+};
+using GlooGroupPtr = std::shared_ptr<GlooGroup>;
+
+/// An operation under way and what is left to do on its results.
+class GlooWork final : public Work {
+ public:
+  GlooWork(GlooGroupPtr group, std::string collective, detail::GroupWorkPtr work,
+           std::function<void()> finish = nullptr)
+      : group_(std::move(group)),
+        collective_(std::move(collective)),
+        number_(group_->number()),
+        work_(std::move(work)),
+        finish_(std::move(finish)) {}
+
+  void wait() override {
+    if (work_ == nullptr) {
+      return;
+    }
+    group_->wait(*work_, collective_.c_str(), number_);
+    work_.reset();
+    if (finish_) {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      finish_();
+      finish_ = nullptr;
+    }
+  }
+
+ private:
+  GlooGroupPtr group_;
+  std::string collective_;
+  std::uint64_t number_;
+  detail::GroupWorkPtr work_;
+  // Runs in wait(), on the thread that waits. It keeps the tensors that it writes alive.
+  std::function<void()> finish_;
+};
+
+class GlooCommunicator final : public Communicator {
+ public:
+  explicit GlooCommunicator(GlooGroupPtr group)
+      : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
+
+  // An empty all-gather, all-reduce and reduce-scatter is empty on every rank: nothing to send.
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
+  }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    if (tensor.numel() == 0) {
+      return done_work();
+    }
+    return gloo_reduces(tensor.scalar_type(), op) ? native_all_reduce(tensor, op)
+                                                  : gathered_all_reduce(tensor, op);
+  }
+
+  // Every rank sends each peer its part and sums what it receives: each byte travels once.
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
+    if (input.numel() == 0) {
+      return done_work();
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor parts = at::empty({size(), output.numel()}, input.options());
+    const auto bytes = static_cast<std::int64_t>(output.nbytes());
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), bytes);
+    return exchange("reduce_scatter", parts, input, counts, counts,
+                    [output, parts, op] { reduce_rows(output, parts, op); });
+  }
+
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
+                     std::span<const std::int64_t> output_counts,
+                     std::span<const std::int64_t> input_counts) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return exchange("all_to_all", output, input,
+                    counts_in_bytes(output_counts, output.element_size()),
+                    counts_in_bytes(input_counts, input.element_size()));
+  }
+
+  WorkPtr broadcast(const at::Tensor& tensor, int root) override {
+    if (tensor.numel() == 0) {
+      return done_work();
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor bytes = as_bytes(tensor);
+    link_bytes_ += broadcast_link_bytes(group_->info(), bytes.numel(), root);
+    return run("broadcast",
+               [&](auto& group) { return detail::start_broadcast(group, bytes, root); });
+  }
+
+  void barrier() override {
+    run("barrier", [](auto& group) { return detail::start_barrier(group); })->wait();
+  }
+
+  void abort() override { group_->abort(); }
+  std::int64_t link_bytes() const override { return link_bytes_; }
+  std::string name() const override { return "gloo"; }
+
+ private:
+  /// `start` gets the process group. `finish` runs once the operation is done.
+  template <class Start>
+  WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
+    std::string text = with_purpose(collective, purpose());
+    auto work = group_->start(text.c_str(), start);
+    return std::make_shared<GlooWork>(group_, std::move(text), std::move(work), std::move(finish));
+  }
+
+  WorkPtr gather(const char* collective, const at::Tensor& output, const at::Tensor& input,
+                 std::function<void()> finish = nullptr) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor to = as_bytes(output);
+    const at::Tensor from = as_bytes(input);
+    link_bytes_ += all_gather_link_bytes(group_->info(), from.numel());
+    return run(
+        collective, [&](auto& group) { return detail::start_all_gather(group, to, from); },
+        std::move(finish));
+  }
+
+  WorkPtr exchange(const char* collective, const at::Tensor& output, const at::Tensor& input,
+                   std::vector<std::int64_t> output_bytes, std::vector<std::int64_t> input_bytes,
+                   std::function<void()> finish = nullptr) {
+    const at::Tensor to = as_bytes(output);
+    const at::Tensor from = as_bytes(input);
+    link_bytes_ += all_to_all_link_bytes(group_->info(), input_bytes);
+    return run(
+        collective,
+        [&](auto& group) {
+          return detail::start_all_to_all(group, to, from, output_bytes, input_bytes);
+        },
+        std::move(finish));
+  }
+
+  // Gloo has no average: the sum is divided when it has come.
+  WorkPtr native_all_reduce(const at::Tensor& tensor, ReduceOp op) {
+    const auto sum = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
+    std::function<void()> finish;
+    if (op == ReduceOp::kAvg) {
+      finish = [tensor, ranks = size()] { tensor.div_(ranks); };
+    }
+    link_bytes_ += all_reduce_link_bytes(group_->info(), tensor, op);
+    return run(
+        "all_reduce", [&](auto& group) { return detail::start_all_reduce(group, tensor, sum); },
+        std::move(finish));
+  }
+
+  // Every rank receives all tensors, about size / 2 times what a ring all-reduce moves, but any
+  // type will do, and a sum is rounded once. All ranks add in the same order and so get the same
+  // bits.
+  WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options());
+    return gather("all_reduce", parts, tensor,
+                  [tensor, parts, op] { reduce_rows(tensor, parts, op); });
+  }
+
+  GlooGroupPtr group_;
+  std::int64_t link_bytes_ = 0;
+};
+
+/// Gloo connects to every peer and waits for each until the time-out, even if the peer is dead. So
+/// this runs on a thread that can be left behind.
+GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
+                     const std::string& address) {
+  std::packaged_task<GlooGroupPtr()> task(
+      [=] { return std::make_shared<GlooGroup>(store, group, address); });
+  std::future<GlooGroupPtr> made = task.get_future();
+  std::thread(std::move(task)).detach();
+  PeerWait peers(group, "set-up of Gloo");
+  while (made.wait_for(kPeerCheck) != std::future_status::ready) {
+    try {
+      peers.check([&] { return group.watch->not_in(group.watch->number()); });
+    } catch (const PeerError&) {
+      if (made.wait_for(kGrace) != std::future_status::ready) {
+        throw;
+      }
+    }
+  }
+  return made.get();
+}
+
+}  // namespace
+
+CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
+                                       const std::string& address) {
+  try {
+    return std::make_shared<GlooCommunicator>(connect(store, group, address));
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail_without_peers(group, "set-up of Gloo",
+                       first_line(error.what()) + "; check that the hosts reach each other");
+  }
+}
+
+}  // namespace tessera::comm

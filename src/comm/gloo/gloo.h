@@ -1,0 +1,64 @@
+// Conversions to c10d's arguments for Gloo and NCCL, and the reduction that Gloo lacks.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/placement.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/c10d.h"
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+
+/// NCCL has all reductions, Gloo has all but the average.
+detail::GroupReduceOp to_c10d(ReduceOp op);
+
+/// Counts of elements as counts of bytes.
+std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
+                                          std::size_t item_bytes);
+
+/// The elements as bytes [numel * itemsize], sharing storage: for collectives that only move data.
+at::Tensor as_bytes(const at::Tensor& contiguous);
+
+/// `output` [n] = the reduction of the rows of `parts` [ranks, n] in rank order; 16-bit floats are
+/// accumulated in fp32.
+void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op);
+
+}  // namespace tessera::comm
+TESSERA_API_END
+
+namespace tessera::comm {
+
+/// A second group of the same ranks on the host. It is made at the first use, since most groups
+/// never need it.
+class LazyHostGroup {
+ public:
+  using Make = std::function<CommunicatorPtr()>;
+
+  /// `make` is collective.
+  explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
+
+  /// The group. Collective at the first call. Throws what `make` throws.
+  Communicator& get();
+  /// Makes peers that wait in the group fail. Thread safe.
+  void abort();
+
+ private:
+  Make make_;
+  // Guards `made_` between get() and an abort() from another thread.
+  std::mutex mutex_;
+  CommunicatorPtr made_;
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <sstream>
+#include <thread>
+
+#include "group_info.h"
+#include "host/host.h"
+#include "rendezvous/rendezvous_wait.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/detail/flight_report.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string arrival_key(int rank) {
+  return "host/" + std::to_string(rank);
+}
+
+/// An error that ends all ranks. The rank that finds it writes it here.
+constexpr auto kFaultKey = "fault";
+
+/// A rank announces itself by a line each.
+struct Announcement {
+  std::string size;    ///< of its job
+  std::string host;    ///< host_identity()
+  std::string handle;  ///< of its record
+};
+
+std::string to_text(const Announcement& rank) {
+  return rank.size + '\n' + rank.host + '\n' + rank.handle;
+}
+
+Announcement read_announcement(const std::string& text) {
+  std::istringstream lines(text);
+  Announcement rank;
+  std::getline(lines, rank.size);
+  std::getline(lines, rank.host);
+  std::getline(lines, rank.handle);
+  return rank;
+}
+
+/// The ranks of a job on their way to the rendezvous.
+class Arrivals {
+ public:
+  Arrivals(detail::Store& store, const JobVariables& job, const RecordPtr& own)
+      : store_(store), job_(job), arrivals_(static_cast<std::size_t>(job.size)) {
+    arrivals_[static_cast<std::size_t>(job.rank)] = {host_identity(), own};
+    for (int rank = 0; rank < job.size; ++rank) {
+      if (rank != job.rank) {
+        missing_.push_back(rank);
+      }
+    }
+    store_.set(arrival_key(job.rank),
+               to_text({std::to_string(job.size), own_host(), own->handle()}));
+  }
+
+  /// Checks which ranks have come since the last call. Returns those that have not.
+  const std::vector<int>& look() {
+    std::string fault;
+    try {
+      ask_for_all();
+      if (!missing_.empty() && store_.check({kFaultKey})) {
+        fault = store_.get_to_str(kFaultKey);
+      }
+    } catch (const std::exception& error) {
+      wait_for_first_failure();
+      throw PeerError(detail::concat(
+          "rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address, ":",
+          job_.port, " at the rendezvous, where rank(s) ", join(missing_),
+          " did not come: ", first_line(error.what()), "; look for rank 0's own error"));
+    }
+    TESSERA_CHECK(fault.empty(), fault);
+    return missing_;
+  }
+
+  void check_that_all_live() const {
+    for (const Arrival& arrival : arrivals_) {
+      if (arrival.record != nullptr) {
+        const flight::Record& record = arrival.record->record();
+        if (!is_alive({record.pid, record.start_time})) {
+          wait_for_first_failure();
+          throw PeerError(detail::concat(
+              "rank ", job_.rank, " of ", job_.size, " waits at the rendezvous, where rank ",
+              record.rank, " (pid ", record.pid, ") had come and has ended; look for its error"));
+        }
+      }
+    }
+  }
+
+  std::vector<Arrival> take() { return std::move(arrivals_); }
+
+ private:
+  void ask_for_all() {
+    std::vector<int> missing;
+    for (int rank = 0; rank < job_.size; ++rank) {
+      Arrival& arrival = arrivals_[static_cast<std::size_t>(rank)];
+      if (arrival.host.empty() && store_.check({arrival_key(rank)})) {
+        arrival = take_in(rank, read_announcement(store_.get_to_str(arrival_key(rank))));
+      }
+      if (arrival.host.empty()) {
+        missing.push_back(rank);
+      }
+    }
+    missing_ = std::move(missing);
+  }
+
+  Arrival take_in(int rank, const Announcement& announced) {
+    if (announced.size != std::to_string(job_.size)) {
+      // The others have met a rank of this number, and would wait for those that never come.
+      store_.set(
+          kFaultKey,
+          detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",
+                         announced.size, " at ", job_.address, ":", job_.port,
+                         "; start all nodes with the same number of nodes and of ranks on each"));
+      return {};
+    }
+    return {announced.host,
+            announced.host == own_host() ? RecordMemory::open(announced.handle) : nullptr};
+  }
+
+  const std::string& own_host() const {
+    return arrivals_[static_cast<std::size_t>(job_.rank)].host;
+  }
+
+  detail::Store& store_;
+  const JobVariables& job_;
+  std::vector<Arrival> arrivals_;
+  std::vector<int> missing_;  ///< as far as is known: at first all others
+};
+
+/// The node whose ranks these are; nullopt if they are not all the ranks of one.
+std::optional<int> node_of(const JobVariables& job, const std::vector<int>& ranks) {
+  if (ranks.empty() || job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
+    return std::nullopt;
+  }
+  const int node = ranks.front() / job.local_size;
+  return ranks.back() / job.local_size == node ? std::optional(node) : std::nullopt;
+}
+
+}  // namespace
+
+bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said) {
+  constexpr std::chrono::milliseconds kFirst{3000};
+  if (options.watchdog.count() == 0 ||
+      waited < std::min(kFirst, options.watchdog) + said * options.watchdog) {
+    return false;
+  }
+  ++said;
+  return true;
+}
+
+std::string waiting_text(const JobVariables& job, const std::vector<int>& missing) {
+  const std::string ranks = flight::name_ranks(missing);
+  const auto node = node_of(job, missing);
+  return detail::concat(
+      "tessera: rank ", job.rank, " waits for ",
+      missing.empty() ? "the store"
+      : node ? detail::concat("node ", *node, " of ", job.size / job.local_size, " (", ranks, ")")
+             : detail::concat(ranks, " of ", job.size),
+      " at ", job.address, ":", job.port, ", as ", job.launcher, " say\n");
+}
+
+std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
+                                     const WorldOptions& options, const RecordPtr& own) {
+  constexpr std::chrono::milliseconds kLongestNap{100};
+  const auto begun = Clock::now();
+  Arrivals arrivals(store, job, own);
+  std::chrono::milliseconds nap{1};
+  int said = 0;
+  for (std::vector<int> missing = arrivals.look(); !missing.empty(); missing = arrivals.look()) {
+    arrivals.check_that_all_live();
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun);
+    TESSERA_CHECK(waited < options.timeout, "rank ", job.rank, " of ", job.size, " waited ",
+                  options.timeout.count(), " ms at the rendezvous, and rank(s) ", join(missing),
+                  " did not come; start all ranks with the same MASTER_ADDR, MASTER_PORT and "
+                  "number of ranks, which are those that ",
+                  job.launcher, " say");
+    if (job.local_rank.value_or(job.rank) == 0 && notice_is_due(waited, options, said)) {
+      std::cerr << waiting_text(job, missing) << std::flush;
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kLongestNap);
+  }
+  return arrivals.take();
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,1034 @@
+// Sums, averages, products, maxima and minima over the slots of the ranks, for the types that
+// training uses. Plain loops over blocks that stay in cache, which compilers vectorize.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <c10/util/complex.h>
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "backends.h"
+#include "group_info.h"
+#include "host/host.h"
+#include "shm/shm_segment.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/detail/environment.h"
+#include "tessera/core/detail/rounding.h"
+#include "tessera/core/error.h"
+#include "tessera/core/placement.h"
+#include "watch/store_sync.h"
+
+namespace tessera::comm {
+
+/// `output[i]` = the reduction of `sources[0][i], sources[1][i], ...`, in that order on every rank,
+/// so that all ranks that compute it get the same bits. There are two sources or more. 16-bit
+/// floats accumulate in fp32. `output` may be one of the sources.
+using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
+                                std::size_t elements);
+
+/// nullptr: no such reduction of this type.
+ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op);
+
+}  // namespace tessera::comm
+
+// One collective after another on a shared segment. The group knows rounds and calls; what the
+// bytes mean is known to the operations (shm_communicator.cpp).
+namespace tessera::comm {
+
+/// What a rank calls, as a number that is written to shared memory.
+enum class ShmKind : std::int32_t {
+  kAllGather,
+  kAllReduce,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kBarrier
+};
+
+/// One collective as rounds (see ShmSegment): how this rank fills its slot, and how it reads those
+/// of all ranks.
+struct ShmOperation {
+  ShmKind kind = ShmKind::kBarrier;
+  std::int64_t elements = 0;
+  /// A c10::ScalarType.
+  std::int32_t dtype = 0;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  std::int64_t rounds = 1;
+  std::string purpose;
+  /// Fills this rank's slot in round 0, 1, ...
+  std::function<void(std::int64_t round, std::byte* slot)> produce;
+  /// Reads the slots of all ranks, in rank order.
+  std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
+
+  /// Also true once it has failed: it runs once, and each wait() after that throws the same error.
+  bool done = false;
+  std::exception_ptr error;  ///< nullptr: it has not failed
+};
+using ShmOperationPtr = std::shared_ptr<ShmOperation>;
+
+/// Runs operations one after another on a segment. In each, the ranks compare their calls.
+class ShmGroup {
+ public:
+  ShmGroup(ShmSegment segment, GroupInfo group);
+
+  const GroupInfo& info() const { return group_; }
+  std::size_t slot_bytes() const { return segment_.slot_bytes(); }
+
+  /// Finishes the previous operation, then does the part of this one that needs no peer.
+  void start(const ShmOperationPtr& operation);
+  /// Does the rest. Throws Error on all ranks if their calls differ; the group can be used
+  /// afterwards. Throws PeerError.
+  void finish(ShmOperation& operation);
+  void abort();
+
+ private:
+  void publish(const ShmOperation& operation);
+  void produce(const ShmOperation& operation, std::int64_t round);
+  std::int64_t agreed_rounds(const ShmOperation& operation);
+  void run(ShmOperation& operation);
+
+  ShmSegment segment_;
+  GroupInfo group_;
+  /// The slots of the current round; a member to spare an allocation in each round.
+  std::vector<const std::byte*> slots_;
+  /// The last one in which this rank has arrived. It wraps around.
+  std::uint32_t round_ = 0;
+  /// Calls so far. It is compared, so that a rank that has left one out is found at the next.
+  std::uint64_t sequence_ = 0;
+  /// A peer is gone or was too late: the rounds of the ranks no longer match.
+  bool failed_ = false;
+  /// Started and not finished; there is at most one, because it owns the slots.
+  ShmOperationPtr under_way_;
+};
+
+}  // namespace tessera::comm
+
+// How the bytes of a collective are laid out over slots and rounds. A slot has a fixed size; what
+// does not fit goes in further rounds. All of it is arithmetic that each rank does alone and in the
+// same way; nothing here waits or synchronizes.
+namespace tessera::comm {
+
+/// The ranks' slots of one round, in rank order.
+using Slots = std::span<const std::byte* const>;
+
+std::int64_t bytes_of(const at::Tensor& tensor);
+std::byte* data_of(const at::Tensor& tensor);
+/// `to` and `from` may be equal.
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
+/// Rounds for `bytes` when `capacity` go in one; at least one.
+std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
+
+/// The part of `total` bytes that falls into `round` when `capacity` bytes go in one.
+struct Piece {
+  Piece(std::int64_t total, std::int64_t capacity, std::int64_t round)
+      : offset(std::min(round * capacity, total)), bytes(std::min(capacity, total - offset)) {}
+  std::int64_t offset;
+  std::int64_t bytes;
+};
+
+/// Bytes cut into one part for each rank. Parts are equal, but the last ones may be shorter or
+/// empty.
+struct EqualParts {
+  std::int64_t total;
+  std::int64_t part;
+
+  std::int64_t offset(int rank) const { return std::min(rank * part, total); }
+  std::int64_t bytes(int rank) const { return std::min(part, total - offset(rank)); }
+};
+/// Parts that begin at cache lines, so that no two ranks write to one line.
+EqualParts line_parts(std::int64_t total, int ranks);
+
+/// A tensor's memory, cut into one part for each rank. `whole`: its first byte. `own`: where this
+/// rank's part is, which may be inside `whole`.
+struct SplitBuffer {
+  EqualParts parts;
+  std::byte* whole;
+  std::byte* own;
+};
+/// The tensors of one collective. A rank's bytes are its parts of all of them, one after another.
+using SplitBuffers = std::vector<SplitBuffer>;
+
+/// The rounds of a reduce-scatter. Each slot has room for a piece for each rank.
+class ScatterRounds {
+ public:
+  ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
+                ReduceFunction reduce, std::size_t item_bytes);
+
+  std::int64_t count() const;
+  void produce(std::int64_t round, std::byte* slot) const;
+  void consume(std::int64_t round, Slots slots);
+
+ private:
+  int rank_;
+  SplitBuffers buffers_;
+  /// Bytes for each rank in a slot, a multiple of a cache line.
+  std::int64_t capacity_;
+  /// It may write to a part of its own input: an all-reduce reduces in place.
+  ReduceFunction reduce_;
+  std::size_t item_bytes_;
+  /// The sources of one reduction; a member to spare an allocation for each buffer.
+  std::vector<const std::byte*> sources_;
+};
+
+/// The rounds of an all-gather.
+struct GatherRounds {
+  // `capacity` is a whole slot: each rank fills its own with its part alone.
+  int rank;
+  SplitBuffers buffers;
+  std::int64_t capacity;
+
+  std::int64_t count() const;
+  void produce(std::int64_t round, std::byte* slot) const;
+  void consume(std::int64_t round, Slots slots) const;
+};
+
+/// The rounds of an all-to-all. A slot holds its rank's counts, then one part for each rank. All
+/// ranks check the counts of all, so that they fail together.
+class ExchangeRounds {
+ public:
+  ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes, const at::Tensor& output,
+                 const at::Tensor& input, std::span<const std::int64_t> output_counts,
+                 std::span<const std::int64_t> input_counts);
+
+  std::int64_t count() const;
+  void produce(std::int64_t round, std::byte* slot) const;
+  /// Throws Error in round 0, on every rank, if a sender's and a receiver's counts differ.
+  void consume(std::int64_t round, Slots slots) const;
+
+ private:
+  void check_counts(Slots slots) const;
+  void copy_own() const;
+
+  GroupInfo group_;
+  std::int64_t item_bytes_;
+  const std::byte* input_;
+  std::byte* output_;
+  std::vector<std::int64_t> input_counts_;
+  std::vector<std::int64_t> output_counts_;
+  /// The counts at the beginning of a slot: what goes to each rank, then what is expected from
+  /// each.
+  std::int64_t table_bytes_;
+  std::int64_t capacity_;
+};
+
+}  // namespace tessera::comm
+
+// One template for all types and operators. The table at the end makes a function of each pair that
+// has a meaning; the others are refused by name in shm_communicator.cpp.
+namespace tessera::comm {
+namespace {
+
+template <class T>
+/// The type in which terms are added.
+struct Accumulator {
+  using type = T;
+};
+template <>
+/// One rounding at the end instead of one for each rank.
+struct Accumulator<c10::Half> {
+  using type = float;
+};
+template <>
+struct Accumulator<c10::BFloat16> {
+  using type = float;
+};
+// Sums that wrap around, without the undefined behaviour of signed overflow.
+template <>
+struct Accumulator<std::int32_t> {
+  using type = std::uint32_t;
+};
+template <>
+struct Accumulator<std::int64_t> {
+  using type = std::uint64_t;
+};
+
+template <class T, ReduceOp kOp>
+constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
+
+/// Maxima and minima compare in the type itself: its accumulator may have another sign.
+template <class T, ReduceOp kOp>
+using Sum =
+    std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
+
+/// NaN wins, as in at::amax.
+template <ReduceOp kOp, class A>
+A combine(A sum, A next) {
+  if constexpr (kOp == ReduceOp::kSum || kOp == ReduceOp::kAvg) {
+    return sum + next;
+  } else if constexpr (kOp == ReduceOp::kProduct) {
+    return sum * next;
+  } else if constexpr (kOp == ReduceOp::kMax) {
+    // Only a NaN differs from itself. A NaN in `next` makes the comparison false and is taken.
+    return sum >= next || sum != sum ? sum : next;
+  } else {
+    return sum <= next || sum != sum ? sum : next;
+  }
+}
+
+template <class T, ReduceOp kOp>
+void reduce(std::byte* output, std::span<const std::byte* const> sources, std::size_t elements) {
+  using A = Sum<T, kOp>;
+  constexpr std::size_t kBlock = 1024;  // Stays in the first-level cache.
+  // The block goes through all sources before the output is written, so that the output may be one
+  // of them.
+  std::array<A, kBlock> sums;
+  // By way of float, because the accumulator may be complex.
+  const auto terms = static_cast<A>(static_cast<float>(sources.size()));
+  for (std::size_t start = 0; start < elements; start += kBlock) {
+    const std::size_t count = std::min(kBlock, elements - start);
+    const auto values_of = [&](std::size_t source) {
+      return reinterpret_cast<const T*>(sources[source]) + start;
+    };
+    const T* first = values_of(0);
+    const T* second = values_of(1);
+    for (std::size_t i = 0; i < count; ++i) {
+      sums[i] = combine<kOp>(static_cast<A>(first[i]), static_cast<A>(second[i]));
+    }
+    for (std::size_t source = 2; source < sources.size(); ++source) {
+      const T* values = values_of(source);
+      for (std::size_t i = 0; i < count; ++i) {
+        sums[i] = combine<kOp>(sums[i], static_cast<A>(values[i]));
+      }
+    }
+    T* result = reinterpret_cast<T*>(output) + start;
+    for (std::size_t i = 0; i < count; ++i) {
+      result[i] = static_cast<T>(kOp == ReduceOp::kAvg ? sums[i] / terms : sums[i]);
+    }
+  }
+}
+
+/// Complex numbers have no order.
+template <class T>
+ReduceFunction of_complex(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return reduce<T, ReduceOp::kSum>;
+    case ReduceOp::kAvg:
+      return reduce<T, ReduceOp::kAvg>;
+    case ReduceOp::kProduct:
+      return reduce<T, ReduceOp::kProduct>;
+    default:
+      return nullptr;
+  }
+}
+
+template <class T>
+ReduceFunction of_real(ReduceOp op) {
+  return op == ReduceOp::kMax   ? reduce<T, ReduceOp::kMax>
+         : op == ReduceOp::kMin ? reduce<T, ReduceOp::kMin>
+                                : of_complex<T>(op);
+}
+
+/// 0 and 1: any is the maximum, all the minimum and the product.
+ReduceFunction of_bool(ReduceOp op) {
+  return op == ReduceOp::kMax       ? reduce<std::uint8_t, ReduceOp::kMax>
+         : op == ReduceOp::kMin     ? reduce<std::uint8_t, ReduceOp::kMin>
+         : op == ReduceOp::kProduct ? reduce<std::uint8_t, ReduceOp::kProduct>
+                                    : nullptr;
+}
+
+}  // namespace
+
+ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return of_real<float>(op);
+    case c10::ScalarType::Double:
+      return of_real<double>(op);
+    case c10::ScalarType::Half:
+      return of_real<c10::Half>(op);
+    case c10::ScalarType::BFloat16:
+      return of_real<c10::BFloat16>(op);
+    case c10::ScalarType::Char:
+      return of_real<std::int8_t>(op);
+    case c10::ScalarType::Byte:
+      return of_real<std::uint8_t>(op);
+    case c10::ScalarType::Short:
+      return of_real<std::int16_t>(op);
+    case c10::ScalarType::Int:
+      return of_real<std::int32_t>(op);
+    case c10::ScalarType::Long:
+      return of_real<std::int64_t>(op);
+    case c10::ScalarType::Bool:
+      return of_bool(op);
+    case c10::ScalarType::ComplexFloat:
+      return of_complex<c10::complex<float>>(op);
+    case c10::ScalarType::ComplexDouble:
+      return of_complex<c10::complex<double>>(op);
+    default:
+      return nullptr;
+  }
+}
+
+namespace {
+
+/// As Communicator calls the collective, for messages.
+const char* name_of(ShmKind kind) {
+  switch (kind) {
+    case ShmKind::kAllGather:
+      return "all_gather";
+    case ShmKind::kAllReduce:
+      return "all_reduce";
+    case ShmKind::kReduceScatter:
+      return "reduce_scatter";
+    case ShmKind::kAllToAll:
+      return "all_to_all";
+    case ShmKind::kBroadcast:
+      return "broadcast";
+    case ShmKind::kBarrier:
+      return "barrier";
+  }
+  return "unknown";
+}
+
+/// Not the rounds: ranks of an all-to-all need different numbers of them.
+bool same(const ShmCall& a, const ShmCall& b) {
+  return a.sequence == b.sequence && a.elements == b.elements && a.kind == b.kind &&
+         a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.purpose == b.purpose;
+}
+
+std::string text_of(const ShmOperation& operation) {
+  return with_purpose(name_of(operation.kind), operation.purpose);
+}
+
+/// "12 elements of Float, sum": what the ranks of a call of this kind compare.
+std::string arguments_of(const ShmCall& call) {
+  std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
+  std::string elements = detail::concat(call.elements, " elements of ", type);
+  switch (static_cast<ShmKind>(call.kind)) {
+    case ShmKind::kAllReduce:
+    case ShmKind::kReduceScatter:
+      return detail::concat(elements, ", ", to_string(static_cast<ReduceOp>(call.op)));
+    case ShmKind::kBroadcast:
+      return detail::concat(elements, ", root ", call.root);
+    case ShmKind::kAllToAll:
+      return type;  // ranks send differently much
+    case ShmKind::kBarrier:
+      return "";
+    case ShmKind::kAllGather:
+      break;
+  }
+  return elements;
+}
+
+/// "all_reduce (call 7: 12 elements of Float, sum)".
+std::string to_text(const ShmCall& call) {
+  const std::string purpose(call.purpose.data(), strnlen(call.purpose.data(), call.purpose.size()));
+  const std::string arguments = arguments_of(call);
+  return detail::concat(with_purpose(name_of(static_cast<ShmKind>(call.kind)), purpose), " (call ",
+                        call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
+}
+
+}  // namespace
+
+ShmGroup::ShmGroup(ShmSegment segment, GroupInfo group)
+    : segment_(std::move(segment)),
+      group_(std::move(group)),
+      slots_(static_cast<std::size_t>(group_.size())) {}
+
+void ShmGroup::start(const ShmOperationPtr& operation) {
+  // Its slots are needed. Its error, if it has one, is thrown here and again by its own wait().
+  if (under_way_ != nullptr) {
+    finish(*under_way_);
+  }
+  if (failed_) {
+    throw PeerError(describe(group_, text_of(*operation).c_str()) +
+                    ": the group failed earlier; end this rank and start the job again");
+  }
+  // The call before the round's arrival: who sees that this rank has arrived can read its call.
+  publish(*operation);
+  produce(*operation, 0);
+  under_way_ = operation;
+}
+
+void ShmGroup::publish(const ShmOperation& operation) {
+  // The call of the round that produce() is about to begin. It stays until the round after the
+  // next, which no rank begins before all have read this one.
+  ShmCall& call = segment_.call(group_.rank, round_ + 1);
+  call = {++sequence_,
+          operation.elements,
+          static_cast<std::int32_t>(operation.kind),
+          operation.dtype,
+          static_cast<std::int32_t>(operation.op),
+          operation.root,
+          operation.rounds,
+          {}};
+  // The end of a name tells more than its beginning.
+  const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
+  std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
+              call.purpose.begin());
+}
+
+void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
+  ++round_;
+  operation.produce(round, segment_.slot(group_.rank, round_));
+  segment_.arrive(group_.rank, round_);
+}
+
+void ShmGroup::finish(ShmOperation& operation) {
+  ShmOperationPtr keep;  // until the end: the caller may have dropped the operation
+  if (!operation.done) {
+    operation.done = true;
+    keep = std::exchange(under_way_, nullptr);
+    try {
+      run(operation);
+      // After a PeerError the rounds do not match any more. After another Error all ranks have
+      // thrown it in the same round, and the next call can begin.
+    } catch (const PeerError&) {
+      failed_ = true;
+      operation.error = std::current_exception();
+    } catch (const Error&) {
+      operation.error = std::current_exception();
+    }
+  }
+  if (operation.error) {
+    std::rethrow_exception(operation.error);
+  }
+}
+
+void ShmGroup::run(ShmOperation& operation) {
+  const std::string collective = text_of(operation);
+  std::int64_t rounds = 1;
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    if (round > 0) {
+      produce(operation, round);
+    }
+    // Behind it every slot of the round can be read, until this rank arrives at the next.
+    segment_.wait(group_, round_, collective.c_str());
+    if (round == 0) {
+      // Only now: a rank with little to send does not know how many rounds its peers need.
+      rounds = agreed_rounds(operation);
+    }
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      slots_[static_cast<std::size_t>(rank)] = segment_.slot(rank, round_);
+    }
+    operation.consume(round, slots_);
+  }
+}
+
+std::int64_t ShmGroup::agreed_rounds(const ShmOperation& operation) {
+  const ShmCall& own = segment_.call(group_.rank, round_);
+  std::int64_t rounds = operation.rounds;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const ShmCall& peer = segment_.call(rank, round_);
+    // Every rank compares with every other, so that all of them throw, and none continues alone.
+    TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
+                  ": the ranks disagree: this one calls ", to_text(own), ", rank ",
+                  group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
+                  "; make the ranks issue the same collectives in the same order");
+    rounds = std::max(rounds, peer.rounds);
+  }
+  return rounds;
+}
+
+void ShmGroup::abort() {
+  segment_.wake_peers();
+}
+
+namespace {
+
+/// Bytes of a cache line. It is a multiple of every element's size, so that no element is cut.
+constexpr std::int64_t kLine = 64;
+
+std::size_t index(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+std::int64_t round_down_to_line(std::int64_t bytes) {
+  return bytes / kLine * kLine;
+}
+
+std::int64_t round_up_to_line(std::int64_t bytes) {
+  return tessera::detail::round_up(bytes, kLine);
+}
+
+std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+}
+
+/// Bytes of a buffer that lie together in a slot.
+struct Span {
+  std::int64_t in_part;  ///< where they begin in the rank's part of the buffer
+  std::int64_t in_slot;
+  std::int64_t bytes;
+};
+
+std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
+  std::int64_t bytes = 0;
+  for (const SplitBuffer& buffer : buffers) {
+    bytes += buffer.parts.bytes(rank);
+  }
+  return bytes;
+}
+
+/// The pieces of `rank`'s bytes that travel in `round`: each round has room for `capacity` of them.
+template <class Visit>
+void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
+                   Visit&& visit) {
+  const std::int64_t begin = round * capacity;
+  std::int64_t start = 0;  // of the buffer's part among the rank's bytes
+  // The buffers' parts lie one after another in the rank's bytes; the round is a window on them.
+  for (const SplitBuffer& buffer : buffers) {
+    const std::int64_t end = start + buffer.parts.bytes(rank);
+    const std::int64_t first = std::max(begin, start);
+    const std::int64_t last = std::min(begin + capacity, end);
+    if (first < last) {
+      visit(buffer, Span{first - start, first - begin, last - first});
+    }
+    start = end;
+  }
+}
+
+const std::int64_t* table_of(const std::byte* slot) {
+  return reinterpret_cast<const std::int64_t*>(slot);
+}
+
+}  // namespace
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0 && to != from) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+}
+
+std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity) {
+  return std::max<std::int64_t>(1, tessera::detail::ceil_div(bytes, capacity));
+}
+
+EqualParts line_parts(std::int64_t total, int ranks) {
+  return {total, round_up_to_line(tessera::detail::ceil_div(total, ranks))};
+}
+
+ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
+                             ReduceFunction reduce, std::size_t item_bytes)
+    : rank_(group.rank),
+      buffers_(std::move(buffers)),
+      capacity_(round_down_to_line(slot_bytes / group.size())),
+      reduce_(reduce),
+      item_bytes_(item_bytes),
+      sources_(index(group.size())) {}
+
+/// Rank 0's part is the longest: only the last ones may be shorter.
+std::int64_t ScatterRounds::count() const {
+  return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
+}
+
+/// For each peer a room in the slot. This rank's own part stays where it is.
+void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
+  for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
+    if (to == rank_) {
+      continue;
+    }
+    std::byte* room = slot + to * capacity_;
+    for_each_span(buffers_, to, capacity_, round, [&](const SplitBuffer& buffer, const Span& span) {
+      copy_bytes(room + span.in_slot, buffer.whole + buffer.parts.offset(to) + span.in_part,
+                 span.bytes);
+    });
+  }
+}
+
+void ScatterRounds::consume(std::int64_t round, Slots slots) {
+  for_each_span(buffers_, rank_, capacity_, round,
+                [&](const SplitBuffer& buffer, const Span& span) {
+                  for (std::size_t from = 0; from < slots.size(); ++from) {
+                    sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
+                  }
+                  // In the place of this rank, so that the order of the terms is the same on all
+                  // ranks.
+                  sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
+                  reduce_(buffer.own + span.in_part, sources_,
+                          static_cast<std::size_t>(span.bytes) / item_bytes_);
+                });
+}
+
+std::int64_t GatherRounds::count() const {
+  return rounds_for(bytes_of_rank(buffers, 0), capacity);
+}
+
+void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
+  for_each_span(buffers, rank, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
+    copy_bytes(slot + span.in_slot, buffer.own + span.in_part, span.bytes);
+  });
+}
+
+/// The own part is copied from where it is, which may be its place in the output: copy_bytes()
+/// leaves equal addresses alone.
+void GatherRounds::consume(std::int64_t round, Slots slots) const {
+  for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
+    for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
+      copy_bytes(buffer.whole + buffer.parts.offset(from) + span.in_part,
+                 from == rank ? buffer.own + span.in_part : slots[index(from)] + span.in_slot,
+                 span.bytes);
+    });
+  }
+}
+
+ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
+                               const at::Tensor& output, const at::Tensor& input,
+                               std::span<const std::int64_t> output_counts,
+                               std::span<const std::int64_t> input_counts)
+    : group_(group),
+      item_bytes_(static_cast<std::int64_t>(input.element_size())),
+      input_(data_of(input)),
+      output_(data_of(output)),
+      input_counts_(input_counts.begin(), input_counts.end()),
+      output_counts_(output_counts.begin(), output_counts.end()),
+      table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
+      capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
+
+// What this rank sends decides its number; the group makes as many rounds as the largest.
+std::int64_t ExchangeRounds::count() const {
+  return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
+}
+
+/// Parts follow one another without gaps in the input, and each has a room of equal size in the
+/// slot.
+void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
+  if (round == 0) {
+    auto* table = reinterpret_cast<std::int64_t*>(slot);
+    // Both tables, so that every rank can compare what is sent with what is expected, for all
+    // pairs.
+    std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
+  }
+  const std::byte* part = input_;
+  for (int to = 0; to < group_.size(); ++to) {
+    const std::int64_t total = input_counts_[index(to)] * item_bytes_;
+    if (to != group_.rank) {
+      const Piece piece(total, capacity_, round);
+      copy_bytes(slot + table_bytes_ + to * capacity_, part + piece.offset, piece.bytes);
+    }
+    part += total;
+  }
+}
+
+/// The check comes before the first byte is copied: sizes that do not fit must not be written.
+void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
+  if (round == 0) {
+    check_counts(slots);
+    copy_own();
+  }
+  std::byte* part = output_;
+  for (int from = 0; from < group_.size(); ++from) {
+    const std::int64_t total = output_counts_[index(from)] * item_bytes_;
+    if (from != group_.rank) {
+      const Piece piece(total, capacity_, round);
+      const std::byte* sent = slots[index(from)] + table_bytes_ + group_.rank * capacity_;
+      copy_bytes(part + piece.offset, sent, piece.bytes);
+    }
+    part += total;
+  }
+}
+
+void ExchangeRounds::check_counts(Slots slots) const {
+  const int size = group_.size();
+  for (int from = 0; from < size; ++from) {
+    for (int to = 0; to < size; ++to) {
+      const std::int64_t sent = table_of(slots[index(from)])[to];
+      const std::int64_t expected = table_of(slots[index(to)])[size + from];
+      TESSERA_CHECK(sent == expected, describe(group_, "all_to_all"), ": rank ",
+                    group_.ranks[index(from)], " sends ", sent, " elements to rank ",
+                    group_.ranks[index(to)], ", which expects ", expected,
+                    "; make the counts agree");
+    }
+  }
+}
+
+/// At once, without the slots: it needs no peer.
+void ExchangeRounds::copy_own() const {
+  const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
+  const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
+  copy_bytes(output_ + to, input_ + from, input_counts_[index(group_.rank)] * item_bytes_);
+}
+
+}  // namespace tessera::comm
+
+// Collectives through shared memory. Each is an operation of rounds: what a rank writes to its
+// slot, and what it reads from all slots. ShmGroup runs the rounds, shm_rounds.h has the arithmetic
+// of slots and tensors. The end of this file decides whether the ranks can share memory at all.
+namespace tessera::comm {
+namespace {
+
+/// Up to this size every rank reduces everything: one round instead of two. For short tensors
+/// waiting for the peers costs more than the additions.
+constexpr std::int64_t kOneRoundBytes = 32 << 10;
+
+/// `whole[i]` is cut into equal parts; `own[i]` is this rank's part.
+SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
+                           const std::vector<at::Tensor>& own) {
+  SplitBuffers buffers;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    buffers.push_back({{bytes_of(whole[i]), bytes_of(own[i])}, data_of(whole[i]), data_of(own[i])});
+  }
+  return buffers;
+}
+
+/// Keeps the group's memory mapped until the wait ends.
+class ShmWork final : public Work {
+ public:
+  ShmWork(std::shared_ptr<ShmGroup> group, ShmOperationPtr operation)
+      : group_(std::move(group)), operation_(std::move(operation)) {}
+  void wait() override { group_->finish(*operation_); }
+
+ private:
+  std::shared_ptr<ShmGroup> group_;
+  ShmOperationPtr operation_;
+};
+
+class ShmCommunicator final : public Communicator {
+ public:
+  explicit ShmCommunicator(std::shared_ptr<ShmGroup> group)
+      : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
+
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return all_gather_group({output}, {input});
+  }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    const auto rounds = std::make_shared<GatherRounds>(
+        GatherRounds{rank(), split_buffers(outputs, inputs), slot_bytes()});
+    return start_rounds(describe_operation(ShmKind::kAllGather, inputs), rounds, outputs, inputs);
+  }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    const ReduceFunction reduce = reduction("all_reduce", tensor, op);
+    return bytes_of(tensor) <= kOneRoundBytes ? all_reduce_in_one_round(tensor, op, reduce)
+                                              : all_reduce_in_parts(tensor, op, reduce);
+  }
+
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
+    return reduce_scatter_group({output}, {input}, op);
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    const at::Tensor& first = inputs.front();
+    const auto rounds = std::make_shared<ScatterRounds>(
+        group_->info(), slot_bytes(), split_buffers(inputs, outputs),
+        reduction("reduce_scatter", first, op), first.element_size());
+    return start_rounds(describe_operation(ShmKind::kReduceScatter, inputs, op), rounds, outputs,
+                        inputs);
+  }
+
+  bool moves_groups_in_place() const override { return true; }
+  bool compares_calls() const override { return true; }
+
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
+                     std::span<const std::int64_t> output_counts,
+                     std::span<const std::int64_t> input_counts) override {
+    const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
+                                                         input, output_counts, input_counts);
+    auto operation = describe_operation(ShmKind::kAllToAll, {input});
+    operation->elements = 0;  // Differs between ranks; the counts are checked instead.
+    return start_rounds(std::move(operation), rounds, {output}, {input});
+  }
+
+  WorkPtr broadcast(const at::Tensor& tensor, int root) override {
+    auto operation = describe_operation(ShmKind::kBroadcast, {tensor});
+    operation->root = root;
+    operation->rounds = rounds_for(bytes_of(tensor), slot_bytes());
+    const auto piece = [total = bytes_of(tensor), capacity = slot_bytes()](std::int64_t round) {
+      return Piece(total, capacity, round);
+    };
+    // Peers of the root arrive with an empty slot, and the root has nothing to take.
+    const bool sends = root == rank();
+    operation->produce = [=](auto round, auto* slot) {
+      copy_bytes(slot, data_of(tensor) + piece(round).offset, sends ? piece(round).bytes : 0);
+    };
+    operation->consume = [=](auto round, Slots slots) {
+      copy_bytes(data_of(tensor) + piece(round).offset, slots[static_cast<std::size_t>(root)],
+                 sends ? 0 : piece(round).bytes);
+    };
+    return start(std::move(operation));
+  }
+
+  void barrier() override {
+    // A round without data.
+    auto operation = std::make_shared<ShmOperation>();
+    operation->produce = [](auto, auto*) {};
+    operation->consume = [](auto, Slots) {};
+    start(std::move(operation))->wait();
+  }
+
+  void abort() override { group_->abort(); }
+  std::string name() const override { return "shm"; }
+
+ private:
+  std::int64_t slot_bytes() const { return static_cast<std::int64_t>(group_->slot_bytes()); }
+
+  ReduceFunction reduction(const char* collective, const at::Tensor& tensor, ReduceOp op) const {
+    const ReduceFunction reduce = find_reduce(tensor.scalar_type(), op);
+    TESSERA_CHECK(reduce != nullptr, describe(group_->info(), collective), ": ", to_string(op),
+                  " of ", tensor.scalar_type(),
+                  " is not implemented; convert to float, or to another type");
+    return reduce;
+  }
+
+  ShmOperationPtr describe_operation(ShmKind kind, const std::vector<at::Tensor>& tensors,
+                                     ReduceOp op = ReduceOp::kSum) const {
+    auto operation = std::make_shared<ShmOperation>();
+    operation->kind = kind;
+    for (const at::Tensor& tensor : tensors) {
+      // A group of tensors is compared by its total size. Different sizes rarely have one total.
+      operation->elements += tensor.numel();
+    }
+    operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());
+    operation->op = op;
+    operation->purpose = purpose();
+    return operation;
+  }
+
+  WorkPtr start(ShmOperationPtr operation) {
+    group_->start(operation);
+    return std::make_shared<ShmWork>(group_, std::move(operation));
+  }
+
+  /// The operation's functions share the rounds. They also hold the tensors whose memory they read
+  /// or write, because the operation may outlive the call.
+  template <class Rounds>
+  WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,
+                       const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& inputs) {
+    operation->rounds = rounds->count();
+    operation->produce = [rounds, inputs](auto round, auto* slot) { rounds->produce(round, slot); };
+    operation->consume = [rounds, outputs](auto round, Slots slots) {
+      rounds->consume(round, slots);
+    };
+    return start(std::move(operation));
+  }
+
+  WorkPtr all_reduce_in_one_round(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
+    auto operation = describe_operation(ShmKind::kAllReduce, {tensor}, op);
+    operation->produce = [tensor](auto, auto* slot) {
+      copy_bytes(slot, data_of(tensor), bytes_of(tensor));
+    };
+    operation->consume = [tensor, reduce](auto, Slots slots) {
+      reduce(data_of(tensor), slots, static_cast<std::size_t>(tensor.numel()));
+    };
+    return start(std::move(operation));
+  }
+
+  /// A reduce-scatter into this rank's own part, in place, then an all-gather of the parts.
+  WorkPtr all_reduce_in_parts(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
+    const EqualParts parts = line_parts(bytes_of(tensor), size());
+    const SplitBuffers buffers{{parts, data_of(tensor), data_of(tensor) + parts.offset(rank())}};
+    const auto scatter = std::make_shared<ScatterRounds>(group_->info(), slot_bytes(), buffers,
+                                                         reduce, tensor.element_size());
+    const GatherRounds gather{rank(), buffers, slot_bytes()};
+    const std::int64_t first = scatter->count();
+    auto operation = describe_operation(ShmKind::kAllReduce, {tensor}, op);
+    operation->rounds = first + gather.count();
+    // `keep`: buffers hold bare pointers into the tensor.
+    operation->produce = [=, keep = tensor](std::int64_t round, std::byte* slot) {
+      round < first ? scatter->produce(round, slot) : gather.produce(round - first, slot);
+    };
+    operation->consume = [=](std::int64_t round, Slots slots) {
+      round < first ? scatter->consume(round, slots) : gather.consume(round - first, slots);
+    };
+    return start(std::move(operation));
+  }
+
+  std::shared_ptr<ShmGroup> group_;
+};
+
+/// Written by the group's first rank, read by the others.
+constexpr auto kHandleKey = "handle";
+
+/// The first rank makes the segment, the others open it. All continue to the vote, also those
+/// without a segment: no rank may be left waiting.
+std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
+  const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
+  if (group.rank != 0) {
+    return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
+  }
+  auto segment = wanted ? ShmSegment::create(group.size()) : std::nullopt;
+  // Also without a segment, because the peers wait for the key.
+  tell(store, group, kHandleKey, segment ? segment->handle() : "none");
+  return segment;
+}
+
+/// True if every rank says `yes`. A key for each rank and question; every rank reads all of them,
+/// and so comes to the same answer.
+bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::string& question,
+             bool yes) {
+  tell(store, group, question + std::to_string(group.rank), yes ? "yes" : "no");
+  bool result = true;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    result = value_from(store, group, rank, question + std::to_string(rank)) == "yes" && result;
+  }
+  return result;
+}
+
+/// A wait for a dead peer ends because its pid is gone. In another pid namespace the pid is unused
+/// or another process's; such a group uses no shared memory.
+bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (!is_alive(segment.process(rank))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// The segment of a group; nullopt on every rank if one of them cannot reach it, cannot see its
+/// peers' processes (another pid namespace) or has TESSERA_SHM=0. Collective.
+std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
+  std::optional<ShmSegment> segment = reach_segment(store, group);
+  if (segment) {
+    segment->set_process(group.rank, this_process());
+  }
+  // Peers can be recognised only once all of them have written who they are.
+  const bool reached = all_say(store, group, "reached", segment.has_value());
+  const bool recognised =
+      all_say(store, group, "recognised", reached && recognises_peers(*segment, group));
+  if (!recognised) {
+    return std::nullopt;
+  }
+  // All have opened it by now. From here on the mappings alone keep the memory.
+  segment->close_handle();
+  return segment;
+}
+
+}  // namespace
+
+CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group) {
+  try {
+    std::optional<ShmSegment> segment = negotiate_segment(store, group);
+    if (!segment) {
+      return nullptr;
+    }
+    return std::make_shared<ShmCommunicator>(
+        std::make_shared<ShmGroup>(std::move(*segment), group));
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerError(describe(group, "setting up shared memory") + ": " + first_line(error.what()) +
+                    "; check that every rank started");
+  }
+}
+
+}  // namespace tessera::comm

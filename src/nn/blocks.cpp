@@ -1,0 +1,247 @@
+// Attention and MLPs of language models.
+
+#include "tessera/nn/attention.h"
+
+#include <ATen/ops/gelu.h>
+
+#include <initializer_list>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/causal_attention.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/mlp.h"
+
+namespace tessera::nn::detail {
+
+/// Fills the Linears of a block: those of `in` that are not null, normal with `std`, then `out`,
+/// with `out_std` if that is above 0; biases are zeros.
+void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
+                  const Linear& out, double std, double out_std);
+
+void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
+                  const Linear& out, double std, double out_std) {
+  const auto fill = [&](const Linear& linear, double own_std) {
+    init.fill(linear.weight, init::normal(0, own_std));
+    if (linear.bias.defined()) {
+      init.fill(linear.bias, init::zeros());
+    }
+  };
+  for (const Linear* linear : in) {
+    if (linear != nullptr) {
+      fill(*linear, std);
+    }
+  }
+  fill(out, out_std > 0 ? out_std : std);
+}
+
+}  // namespace tessera::nn::detail
+
+namespace tessera::nn {
+
+// Self-attention. The number of heads follows from the sizes of the projections: under tensor
+// parallelism these are the heads of a rank.
+
+namespace {
+
+/// (batch, tokens, ...) as the tables of positions are: where each sequence has its own positions,
+/// they have all tokens, as if of one sequence.
+at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
+  return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
+}
+
+/// What was computed from that, with the batch and tokens of `like` again.
+at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
+  return x.size(1) == like.size(1) ? x : x.squeeze(0).unflatten(0, {like.size(0), like.size(1)});
+}
+
+at::Tensor normed(const at::Tensor& heads, const std::shared_ptr<RMSNorm>& norm) {
+  return norm == nullptr ? heads : (*norm)(heads);
+}
+
+}  // namespace
+
+AttentionOptions completed(AttentionOptions options) {
+  TESSERA_CHECK(options.hidden > 0 && options.heads > 0, "an Attention of ", options.heads,
+                " heads and ", options.hidden, " features was asked for; both must be 1 or more");
+  TESSERA_CHECK(options.kv_heads >= 0 && options.head_dim >= 0 && options.window >= 0,
+                "an Attention of ", options.kv_heads, " key and value heads, heads of ",
+                options.head_dim, " features and a window of ", options.window,
+                " was asked for; none may be below 0");
+  TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "an Attention with a dropout of ",
+                options.dropout, " was asked for; it must be 0 or more, and below 1");
+  if (options.kv_heads == 0) {
+    options.kv_heads = options.heads;
+  }
+  TESSERA_CHECK(options.heads % options.kv_heads == 0, "an Attention of ", options.heads,
+                " heads and ", options.kv_heads,
+                " key and value heads was asked for; as many heads must share each of these");
+  if (options.head_dim == 0) {
+    TESSERA_CHECK(options.hidden % options.heads == 0, "an Attention of ", options.heads,
+                  " heads can't share out ", options.hidden, " features; give head_dim");
+    options.head_dim = options.hidden / options.heads;
+  }
+  TESSERA_CHECK(options.window == 0 || options.causal, "an Attention with a window of ",
+                options.window, " that is not causal was asked for; pass a mask in the call");
+  return options;
+}
+
+Attention::Attention(const AttentionOptions& options) : options_(completed(options)) {
+  const AttentionOptions& o = options_;
+  const std::int64_t q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim;
+  const AttentionNames& names = o.names;
+  const auto linear = [&](const std::string& name, std::int64_t out) {
+    return register_module(
+        name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
+  };
+  if (o.fused_qkv) {
+    // In groups a rank has the query heads for its keys, and its rows of the weight are
+    // consecutive.
+    const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
+    fused_ = register_module(
+        names.fused,
+        std::make_shared<FusedLinear>(
+            o.hidden, parts, FusedLinearOptions{.bias = o.qkv_bias, .groups = o.kv_heads}));
+  } else {
+    query_ = linear(names.query, q);
+    key_ = linear(names.key, kv);
+    value_ = linear(names.value, kv);
+  }
+  output_ = register_module(
+      names.output, std::make_shared<Linear>(q, o.hidden, LinearOptions{.bias = o.output_bias}));
+  if (o.qk_norm) {
+    q_norm_ = register_module("q_norm", std::make_shared<RMSNorm>(o.head_dim, o.norm_eps));
+    k_norm_ = register_module("k_norm", std::make_shared<RMSNorm>(o.head_dim, o.norm_eps));
+  }
+}
+
+Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& inputs) {
+  const auto heads = [&](const at::Tensor& t, at::IntArrayRef sizes) {
+    // Not by a reshape with -1, which has no answer where a rank has no rows.
+    const at::Tensor unfolded =
+        x.dim() == 2 ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
+    return unfolded.unflatten(-1, sizes);
+  };
+  const std::int64_t size = options_.head_dim;
+  if (fused_ == nullptr) {
+    const auto own = [&](const at::Tensor& t) { return heads(t, {t.size(-1) / size, size}); };
+    const std::vector<at::Tensor> qkv = linear_products(x, {*query_, *key_, *value_});
+    return turned({own(qkv[0]), own(qkv[1]), own(qkv[2])}, inputs);
+  }
+  const at::Tensor product = (*fused_)(x);
+  const std::int64_t queries = options_.heads / options_.kv_heads;
+  const std::int64_t groups = product.size(-1) / (size * (queries + 2));
+  const at::Tensor qkv = heads(product, {groups, queries + 2, size});
+  const std::vector<at::Tensor> parts = qkv.split_with_sizes({queries, 1, 1}, 3);
+  return turned({parts[0].flatten(2, 3), parts[1].flatten(2, 3), parts[2].flatten(2, 3)}, inputs);
+}
+
+Attention::Heads Attention::turned(const Heads& heads, const AttentionInputs& inputs) {
+  const at::Tensor q = normed(heads.q, q_norm_);
+  const at::Tensor k = normed(heads.k, k_norm_);
+  if (!inputs.cos.defined()) {
+    return {q, k, heads.v};
+  }
+  const auto [turned_q, turned_k] =
+      rotary_embedding(along_tables(q, inputs), along_tables(k, inputs), inputs.cos, inputs.sin);
+  return {as_batch(turned_q, q), as_batch(turned_k, k), heads.v};
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs) {
+  check_called();
+  const bool folded = x.dim() == 2;
+  TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention was given a folded input, ", x.sizes(),
+                ", without the number of its sequences; set AttentionInputs::batch");
+  const Heads heads = project(x, inputs);
+  const at::Tensor mixed =
+      attend(heads.q.transpose(1, 2), heads.k.transpose(1, 2), heads.v.transpose(1, 2), inputs)
+          .transpose(1, 2);
+  const at::Tensor joined = mixed.flatten(2);
+  return (*output_)(folded ? joined.flatten(0, 1) : joined);
+}
+
+at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionInputs& inputs) {
+  TESSERA_CHECK(inputs.documents == nullptr || (options_.causal && !inputs.mask.defined()),
+                "an Attention was given documents ",
+                options_.causal ? "and a mask" : "that is not causal",
+                "; pass one mask that says both");
+  if (inputs.context_parallel) {
+    TESSERA_CHECK(!is_training() || options_.dropout == 0, "an Attention with a dropout of ",
+                  options_.dropout,
+                  " was called in training on a sequence that is split: which weights one rank "
+                  "would drop is not known there; train without it");
+    return inputs.context_parallel->attention(q, k, v,
+                                              {.causal = options_.causal,
+                                               .window = options_.window,
+                                               .mask = inputs.mask,
+                                               .documents = inputs.documents});
+  }
+  const double dropout = is_training() ? options_.dropout : 0;
+  if (options_.causal && !inputs.mask.defined()) {
+    return causal_attention(
+        q, k, v, {.window = options_.window, .documents = inputs.documents, .dropout = dropout});
+  }
+  return attention(q, k, v, /*causal=*/false, inputs.mask, dropout);
+}
+
+void Attention::reset_parameters(const InitContext& init) {
+  detail::fill_linears(init, {query_.get(), key_.get(), value_.get(), fused_.get()}, *output_,
+                       options_.init_std, options_.output_init_std);
+}
+
+namespace {
+
+const MlpOptions& checked_mlp(const MlpOptions& options) {
+  TESSERA_CHECK(options.hidden > 0 && options.inner > 0, "an MLP of ", options.hidden,
+                " features and ", options.inner, " within was asked for; both must be 1 or more");
+  return options;
+}
+
+}  // namespace
+
+SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
+  const LinearOptions bias{.bias = options.bias};
+  const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out) {
+    return register_module(name, std::make_shared<Linear>(in, out, bias));
+  };
+  const MlpNames& names = options.names;
+  gate_ = linear(names.gate, options.hidden, options.inner);
+  up_ = linear(names.up, options.hidden, options.inner);
+  down_ = linear(names.down, options.inner, options.hidden);
+}
+
+at::Tensor SwiGlu::forward(const at::Tensor& x) {
+  check_called();
+  const std::vector<at::Tensor> gate_up = linear_products(x, {*gate_, *up_});
+  // One kernel for the activation and the product: the activation's result is not saved.
+  return (*down_)(silu_mul(gate_up[0], gate_up[1]));
+}
+
+void SwiGlu::reset_parameters(const InitContext& init) {
+  detail::fill_linears(init, {gate_.get(), up_.get()}, *down_, options_.init_std,
+                       options_.output_init_std);
+}
+
+GeluMlp::GeluMlp(const MlpOptions& options, bool tanh)
+    : options_(checked_mlp(options)), tanh_(tanh) {
+  const LinearOptions bias{.bias = options.bias};
+  up_ = register_module(options.names.up,
+                        std::make_shared<Linear>(options.hidden, options.inner, bias));
+  down_ = register_module(options.names.down,
+                          std::make_shared<Linear>(options.inner, options.hidden, bias));
+}
+
+at::Tensor GeluMlp::forward(const at::Tensor& x) {
+  check_called();
+  return (*down_)(at::gelu((*up_)(x), tanh_ ? "tanh" : "none"));
+}
+
+void GeluMlp::reset_parameters(const InitContext& init) {
+  detail::fill_linears(init, {up_.get()}, *down_, options_.init_std, options_.output_init_std);
+}
+
+}  // namespace tessera::nn

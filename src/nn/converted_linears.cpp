@@ -1,0 +1,315 @@
+// Conversions of the Linears of a model: fp8 products, and LoRA adapters.
+
+#include "tessera/nn/lora.h"
+
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/linear_product.h"
+#include "tessera/nn/fp8.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/freeze.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::nn::detail {
+
+struct NamedLinear {
+  std::string fqn;
+  Linear* linear = nullptr;
+
+  /// Whether one of `patterns`, as of matches_fqn(), is of its name.
+  bool is_named_by(const std::vector<std::string>& patterns) const;
+};
+/// Every Linear of `root`, itself included, in its order.
+std::vector<NamedLinear> linears_below(const ModuleBase& root);
+
+/// Throws Error unless each pattern names one of `linears`, those of `root`. `caller`: the caller;
+/// `remedy`: how its message ends.
+void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
+                        const std::vector<NamedLinear>& linears, const ModuleBase& root,
+                        std::string_view remedy);
+
+bool NamedLinear::is_named_by(const std::vector<std::string>& patterns) const {
+  return std::ranges::any_of(
+      patterns, [this](const std::string& pattern) { return matches_fqn(pattern, fqn); });
+}
+
+std::vector<NamedLinear> linears_below(const ModuleBase& root) {
+  std::vector<NamedLinear> found;
+  // libtorch returns the children of a const module as mutable modules.
+  visit_modules(const_cast<ModuleBase&>(root), [&](const std::string& fqn, ModuleBase& module) {
+    if (auto* linear = dynamic_cast<Linear*>(&module)) {
+      found.push_back({fqn, linear});
+    }
+  });
+  return found;
+}
+
+void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
+                        const std::vector<NamedLinear>& linears, const ModuleBase& root,
+                        std::string_view remedy) {
+  for (const std::string& pattern : patterns) {
+    TESSERA_CHECK(std::ranges::any_of(
+                      linears, [&](const auto& each) { return matches_fqn(pattern, each.fqn); }),
+                  caller, ": the pattern '", pattern, "' matches no nn::Linear of a ", root.name(),
+                  "; ", remedy);
+  }
+}
+
+}  // namespace tessera::nn::detail
+
+namespace tessera::nn {
+namespace {
+
+using detail::NamedLinear;
+
+/// Attached to a Linear. Styles of parallelism, which set a product of their own, look for it.
+struct Fp8Mark {};
+
+void check_convertible(const NamedLinear& found) {
+  const auto refused = [&](const auto&... why) {
+    fail("convert_to_fp8: '", found.fqn, "' ", why...);
+  };
+  const ParameterSlot& weight = *found.linear->weight.slot();
+  if (is_fp8(*found.linear)) {
+    refused("is converted already; call it once");
+  }
+  if (found.linear->attached<LoraBranch>() != nullptr) {
+    refused("has an adapter; call convert_to_fp8 before apply_lora");
+  }
+  if (weight.has_persistent() || tessera::is_distributed(weight.get())) {
+    refused(
+        "is distributed already; call convert_to_fp8 before parallelize_module and "
+        "fully_shard");
+  }
+}
+
+void check_patterns(const std::vector<NamedLinear>& linears, const Fp8Options& options,
+                    const ModuleBase& root) {
+  TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
+                "; it must be 1 or more");
+  detail::check_each_matches("convert_to_fp8", options.exclude, linears, root,
+                             "leave it out, or name one");
+}
+
+bool is_left(const NamedLinear& found, const Fp8Options& options) {
+  return found.is_named_by(options.exclude) ||
+         found.linear->in_features() % options.multiple_of != 0 ||
+         found.linear->out_features() % options.multiple_of != 0 ||
+         found.linear->weight.slot()->owners().size() > 1;
+}
+
+}  // namespace
+
+at::Tensor detail::fp8_product(const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& bias) {
+  const at::Tensor y = tessera::detail::fp8_linear(x, weight);
+  return bias.defined() ? y.add(bias) : y;
+}
+
+Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
+  const std::vector<NamedLinear> linears = detail::linears_below(module);
+  check_patterns(linears, options, module);
+  std::ranges::for_each(linears, check_convertible);
+  Fp8Conversion conversion;
+  for (const NamedLinear& each : linears) {
+    if (is_left(each, options)) {
+      conversion.left.push_back(each.fqn);
+      continue;
+    }
+    conversion.converted.push_back(each.fqn);
+    each.linear->attach(std::make_shared<Fp8Mark>());
+    each.linear->set_product(detail::fp8_product);
+  }
+  return conversion;
+}
+
+bool is_fp8(const Linear& linear) {
+  return linear.attached<Fp8Mark>() != nullptr;
+}
+
+NamedSlots fp8_weights(const ModuleBase& module) {
+  NamedSlots weights;
+  for (const NamedLinear& each : detail::linears_below(module)) {
+    if (is_fp8(*each.linear)) {
+      weights.emplace_back(join_fqn(each.fqn, "weight"), each.linear->weight.slot());
+    }
+  }
+  return weights;
+}
+
+// LoRA is a branch of Linear's forward and not a hook: styles of tensor parallelism change the
+// inputs and results of a call, and the branch needs the input and the result of the weight.
+
+namespace {
+
+using detail::NamedLinear;
+
+void check_target(const NamedLinear& target) {
+  const auto refused = [&](const auto&... why) {
+    fail("apply_lora: the weight of '", target.fqn, "' ", why...);
+  };
+  const ParameterSlot& weight = *target.linear->weight.slot();
+  if (target.linear->attached<LoraBranch>() != nullptr) {
+    refused("has an adapter; name it in one call only");
+  }
+  if (weight.has_persistent() || tessera::is_distributed(weight.get())) {
+    refused("is distributed already; call apply_lora before parallelize_module and fully_shard");
+  }
+  if (weight.owners().size() > 1) {
+    refused("is tied to another module's, which the adapter would not change; leave it out");
+  }
+}
+
+/// The Linears that a pattern names. All are checked before the first one is changed.
+std::vector<NamedLinear> find_targets(const ModuleBase& root,
+                                      const std::vector<std::string>& patterns) {
+  TESSERA_CHECK(!patterns.empty(),
+                "apply_lora was given no targets; name Linears, for example \"**.q_proj\"");
+  std::vector<NamedLinear> targets = detail::linears_below(root);
+  detail::check_each_matches("apply_lora", patterns, targets, root,
+                             "patterns are of modules' FQNs, and '**' stands for any number of "
+                             "their segments");
+  std::erase_if(targets, [&](const auto& each) { return !each.is_named_by(patterns); });
+  std::ranges::for_each(targets, check_target);
+  return targets;
+}
+
+/// A Linear without bias, of the type and on the device of `weight`.
+std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in, std::int64_t out) {
+  std::optional<MetaDevice> meta;
+  if (weight.is_meta()) {
+    meta.emplace();
+  }
+  auto matrix = std::make_shared<Linear>(in, out, LinearOptions{.bias = false});
+  matrix->weight.slot()->set_of_adapter(true);
+  matrix->to(weight.device(), weight.scalar_type());
+  return matrix;
+}
+
+void add_branch(Linear& linear, const LoraOptions& options) {
+  const at::Tensor& weight = linear.weight;
+  const auto branch = std::make_shared<LoraBranch>();
+  branch->dropout = options.dropout;
+  branch->scale = options.alpha / static_cast<double>(options.rank);
+  branch->a =
+      linear.register_module("lora_A", matrix_beside(weight, linear.in_features(), options.rank));
+  branch->b =
+      linear.register_module("lora_B", matrix_beside(weight, options.rank, linear.out_features()));
+  linear.attach(branch);
+}
+
+/// The whole of a small parameter, on the device of `like`.
+at::Tensor whole(const at::Tensor& parameter) {
+  if (!tessera::is_distributed(parameter)) {
+    return parameter.detach();
+  }
+  // With CPU offload the shards are not where the mesh communicates.
+  const ShardingSpec& spec = sharding_spec(parameter);
+  const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
+  return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
+}
+
+/// weight += scale * B A, on the blocks of the weight that this rank has.
+void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
+  const at::Tensor local = local_tensor(weight).detach();
+  const auto add = [&](const at::Tensor& block, std::int64_t row, std::int64_t column) {
+    const at::Tensor product =
+        at::mm(b.narrow(0, row, block.size(0)), a.narrow(1, column, block.size(1)));
+    block.add_(product.to(block.device()), scale);
+  };
+  if (!tessera::is_distributed(weight)) {
+    add(local, 0, 0);
+    return;
+  }
+  const ShardingSpec& spec = sharding_spec(weight);
+  for (const Box& box : owned_boxes(*spec.layout, weight.sizes(), spec.mesh.coordinate())) {
+    add(local.narrow(0, box.local_offset[0], box.sizes[0])
+            .narrow(1, box.local_offset[1], box.sizes[1]),
+        box.global_offset[0], box.global_offset[1]);
+  }
+}
+
+}  // namespace
+
+at::Tensor LoraBranch::term(const at::Tensor& x, bool training) const {
+  // Not an nn::Dropout, which would be a module among the Linear's: PEFT's names have none.
+  return (*b)((*a)(training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x));
+}
+
+void apply_lora(ModuleBase& module, const LoraOptions& options) {
+  TESSERA_CHECK(options.rank > 0, "apply_lora with rank ", options.rank,
+                " was asked for; it must be 1 or more");
+  TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "apply_lora with dropout ",
+                options.dropout, " was asked for; it must be in [0, 1)");
+  const std::vector<NamedLinear> targets = find_targets(module, options.targets);
+  // The adapters' own parameters, those of an earlier call too, stay trainable.
+  const NamedSlots adapters = lora_slots(module);
+  for (const auto& entry : module.named_slots()) {
+    if (std::ranges::find(adapters, entry) == adapters.end()) {
+      set_trainable(*entry.second, false);
+    }
+  }
+  for (const NamedLinear& target : targets) {
+    add_branch(*target.linear, options);
+  }
+}
+
+std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
+  std::vector<LoraLinear> found;
+  for (const NamedLinear& each : detail::linears_below(module)) {
+    if (auto branch = each.linear->attached<LoraBranch>()) {
+      found.push_back({each.fqn, each.linear, std::move(branch)});
+    }
+  }
+  return found;
+}
+
+NamedSlots lora_slots(const ModuleBase& module) {
+  NamedSlots slots;
+  for (const LoraLinear& each : lora_linears(module)) {
+    slots.emplace_back(join_fqn(each.fqn, "lora_A.weight"), each.branch->a->weight.slot());
+    slots.emplace_back(join_fqn(each.fqn, "lora_B.weight"), each.branch->b->weight.slot());
+  }
+  return slots;
+}
+
+void merge_lora(ModuleBase& module) {
+  const c10::AutoGradMode no_grad(false);
+  const std::vector<LoraLinear> linears = lora_linears(module);
+  TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
+                " has no adapters; call apply_lora first");
+  // All before the first is changed: the product is added once.
+  for (const LoraLinear& each : linears) {
+    for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
+                                each.branch->b->weight.slot()}) {
+      TESSERA_CHECK(slot->initialized(), "merge_lora: ", describe(*slot),
+                    " has no values; initialise or load it first");
+      TESSERA_CHECK(!slot->gathered(), "merge_lora: FSDP has gathered ", describe(*slot),
+                    "; call it after backward, or fsdp::reshard() first");
+    }
+  }
+  for (const LoraLinear& each : linears) {
+    const at::Tensor& b = each.branch->b->weight.slot()->persistent();
+    add_product(each.linear->weight.slot()->persistent(),
+                whole(each.branch->a->weight.slot()->persistent()), whole(b), each.branch->scale);
+    local_tensor(b).detach().zero_();
+  }
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,235 @@
+// to_empty and init_weights. Weights are made after sharding, each rank filling its own part:
+// values depend on the seed, the parameter's FQN and the global index, so that they are equal on
+// every mesh. Slots know whether they were filled; using storage that was not is an error.
+
+#include "tessera/nn/initialization.h"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "module_checks.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::nn {
+
+/// State of one init_weights: which slots there are, under which name, and which are filled.
+struct InitRun {
+  InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
+    for (const auto& [name, slot] : root.named_slots()) {
+      fqn_of.emplace(slot.get(), name);
+    }
+    for (const auto& [name, slot] : root.named_buffer_slots()) {
+      fqn_of.emplace(slot.get(), name);
+    }
+  }
+
+  /// Parents first, so that a block's own choice for a Linear below it comes before the Linear's
+  /// default.
+  void reset_all(ModuleBase& root) {
+    visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
+      module.reset_parameters(InitContext(*this, fqn));
+    });
+  }
+
+  std::uint64_t seed;
+  bool buffers_only = false;
+  bool unfilled_only = false;
+  // A tied parameter has one name, the first, and so one set of values.
+  std::unordered_map<const ParameterSlot*, std::string> fqn_of;
+  std::unordered_set<const ParameterSlot*> filled;
+};
+
+namespace {
+
+/// Advice for parameters that no initialisation has filled.
+constexpr auto kFillOthers =
+    "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
+    "set_initializers";
+
+/// The parts of a fused parameter, each with the stream of a parameter by its name in files.
+std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
+  std::vector<RandomPart> parts;
+  if (slot.stored_parts()) {
+    for (const NamedRows& part : rows_of_parts(fqn, *slot.stored_parts())) {
+      parts.push_back({stream_of(part.name.c_str()), part.rows});
+    }
+  }
+  return parts;
+}
+
+/// Storage for this rank's shard alone, with the layout that the meta tensor has.
+at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
+  const bool requires_grad = tensor.requires_grad();
+  const at::Tensor local = at::empty_like(local_tensor(tensor).detach(), at::device(device));
+  at::Tensor fresh = tessera::is_distributed(tensor)
+                         ? make_distributed(local, sharding_spec(tensor), tensor.sizes().vec())
+                         : local;
+  return fresh.requires_grad_(requires_grad);
+}
+
+void materialise(ParameterSlot& slot, c10::Device device) {
+  // A model may be partly filled: what has storage keeps its values.
+  if (!slot.persistent().is_meta()) {
+    return;
+  }
+  // The meta tensor cannot get storage: another tensor takes its place.
+  const at::Tensor fresh = empty_on(slot.persistent(), device);
+  retire_parameter(slot.persistent(), fresh, "nn::to_empty");
+  if (slot.has_persistent()) {
+    // FSDP's unit finds the new shard when its next iteration begins (adopt).
+    slot.set_persistent(fresh);
+  }
+  slot.swap(fresh);
+  slot.set_initialized(false);
+}
+
+}  // namespace
+
+void InitContext::fill(const Parameter& parameter, const Initializer& initializer) const {
+  TESSERA_CHECK(parameter.slot(), "module '", fqn_, "' asked to fill a parameter that it lacks");
+  fill(parameter.slot(), initializer);
+}
+
+void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) const {
+  const auto found = run_.fqn_of.find(slot.get());
+  TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
+                "' asked to fill a parameter that is not below the module being initialised");
+  // Filled before, by a module above; or only buffers are asked for (after a load).
+  if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
+    return;
+  }
+  if (run_.unfilled_only && slot->initialized()) {
+    return;  // by a load
+  }
+  TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
+                "' has no storage to fill; call nn::to_empty before nn::init_weights");
+  // The name is hashed into the stream, so that a parameter's values do not change when others are
+  // added to the model.
+  const std::vector<RandomPart> parts = parts_of(found->second, *slot);
+  initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
+  slot->set_initialized(true);
+  detail::note_origin(*slot, detail::origin_of_seed(run_.seed));
+}
+
+void InitContext::fill(const ModuleBase& module, const Initializers& table) const {
+  const NamedSlots slots = module.named_slots();
+  std::vector<bool> used(table.size());
+  for (const auto& [name, slot] : slots) {
+    // A table of weights ("**.weight") is not meant for adapters, which begin with no effect.
+    if (slot->of_adapter()) {
+      continue;
+    }
+    bool taken = false;
+    for (std::size_t i = 0; i < table.size(); ++i) {
+      if (!matches_fqn(table[i].first, name)) {
+        continue;
+      }
+      // Also where an earlier row has filled it: a general row may be shadowed, but must fit
+      // something.
+      used[i] = true;
+      if (!taken) {
+        fill(slot, table[i].second);
+      }
+      taken = true;
+    }
+  }
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    TESSERA_CHECK(used[i], "the initialiser for '", table[i].first, "' matches no parameter of '",
+                  fqn_.empty() ? module.name() : fqn_, "'");
+  }
+}
+
+void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) const {
+  const SlotPtr slot = buffer.slot();
+  TESSERA_CHECK(slot, "module '", fqn_, "' asked to set a buffer that it lacks");
+  TESSERA_CHECK(!slot->get().is_meta(), "a buffer of module '", fqn_,
+                "' has no storage to fill; call nn::to_empty before nn::init_weights");
+  const bool after_load = run_.buffers_only || run_.unfilled_only;
+  if (after_load && slot->saved() && slot->initialized()) {
+    return;  // by a load
+  }
+  // Buffers are plain: every rank computes the same.
+  slot->set(values.to(slot->get().device()));
+}
+
+RandomKey InitContext::key() const {
+  return {run_.seed, stream_of(fqn_.c_str())};
+}
+
+void to_empty(ModuleBase& module, c10::Device device) {
+  refuse_meta_buffers(module, "to_empty");
+  for (const auto& [name, slot] : module.named_slots()) {
+    materialise(*slot, device);
+  }
+  for (const auto& [name, slot] : module.named_buffer_slots()) {
+    materialise(*slot, device);
+  }
+}
+
+void init_weights(ModuleBase& module, std::uint64_t seed) {
+  const c10::AutoGradMode no_grad(false);
+  InitRun run(module, seed);
+  run.reset_all(module);
+  check_filled(module, "init_weights", kFillOthers);
+}
+
+void init_unfilled(ModuleBase& module, std::uint64_t seed) {
+  const c10::AutoGradMode no_grad(false);
+  InitRun run(module, seed);
+  run.unfilled_only = true;
+  run.reset_all(module);
+  check_filled(module, "init_unfilled", kFillOthers);
+}
+
+void init_buffers(ModuleBase& module, std::uint64_t seed) {
+  const c10::AutoGradMode no_grad(false);
+  InitRun run(module, seed);
+  // Modules fill buffers in reset_parameters, together with parameters, which are skipped.
+  run.buffers_only = true;
+  run.reset_all(module);
+}
+
+void mark_initialized(const SlotPtr& slot) {
+  slot->set_initialized(true);
+}
+
+}  // namespace tessera::nn
+
+namespace tessera::nn::init {
+
+// The local tensor: every element is the same, wherever it is.
+Initializer constant(double value) {
+  return [=](const at::Tensor& tensor, RandomKey) { local_tensor(tensor).detach().fill_(value); };
+}
+
+Initializer zeros() {
+  return constant(0.0);
+}
+
+Initializer ones() {
+  return constant(1.0);
+}
+
+Initializer uniform(double from, double to) {
+  return [=](const at::Tensor& tensor, RandomKey key) { uniform_(tensor, from, to, key); };
+}
+
+Initializer normal(double mean, double std) {
+  return [=](const at::Tensor& tensor, RandomKey key) { normal_(tensor, mean, std, key); };
+}
+
+Initializer trunc_normal(double mean, double std, double low, double high) {
+  return [=](const at::Tensor& tensor, RandomKey key) {
+    trunc_normal_(tensor, mean, std, low, high, key);
+  };
+}
+
+}  // namespace tessera::nn::init

@@ -1,0 +1,612 @@
+// The base of modules with slots and hooks. libtorch's Module owns the tensors by name. This class
+// keeps them equal to the tensors in the slots, because FSDP and tensor parallelism change only
+// slots.
+
+#include "tessera/nn/module.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "module_checks.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::nn {
+
+// The one walk over module trees. All collectives that run once for each module rely on its order.
+
+namespace {
+
+/// One walk. Recursive: module trees are some ten levels deep.
+class Walker {
+ public:
+  Walker(const detail::ModuleVisitor& visit, const ModuleWalk& walk) : visit_(visit), walk_(walk) {}
+
+  void enter(torch::nn::Module& module, const std::string& fqn) {
+    // With all below it.
+    if (walk_.skip && walk_.skip(module)) {
+      return;
+    }
+    // A shared module once, by the first FQN that leads to it.
+    if (!walk_.every_place && !seen_.insert(&module).second) {
+      return;
+    }
+    if (!walk_.children_first) {
+      visit_(fqn, module);
+    }
+    for (const auto& child : module.named_children()) {
+      enter(*child.value(), join_fqn(fqn, child.key()));
+    }
+    if (walk_.children_first) {
+      visit_(fqn, module);
+    }
+  }
+
+ private:
+  // Both belong to the caller of walk_modules(), which outlives the walk.
+  const detail::ModuleVisitor& visit_;
+  const ModuleWalk& walk_;
+  std::unordered_set<const torch::nn::Module*> seen_;
+};
+
+}  // namespace
+
+void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
+                          const ModuleWalk& walk) {
+  Walker(visit, walk).enter(root, "");
+}
+
+std::string join_fqn(const std::string& parent, const std::string& name) {
+  // The root's FQN is empty, and its children's have no dot in front.
+  return parent.empty() ? name : parent + "." + name;
+}
+
+// Whether the storage of a module was filled. Storage without values is an error.
+
+namespace {
+
+struct Unfilled {
+  std::vector<std::string> names;
+  bool on_meta = false;
+
+  void add(const NamedSlots& slots) {
+    for (const auto& [name, slot] : slots) {
+      if (!slot->initialized()) {
+        names.push_back(name);
+        on_meta = on_meta || slot->persistent().is_meta();
+      }
+    }
+  }
+  /// Three names show which part of the model was forgotten.
+  std::string first_names() const {
+    std::string first;
+    for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
+      first += (i == 0 ? "'" : ", '") + names[i] + "'";
+    }
+    return names.size() > 3 ? first + ", ..." : first;
+  }
+};
+
+}  // namespace
+
+void refuse_meta_buffers(const ModuleBase& module, const std::string& caller) {
+  for (const auto& buffer : module.named_buffers()) {
+    TESSERA_CHECK(!buffer.value().is_meta(), caller, ": buffer '", buffer.key(),
+                  "' is on the meta device and cannot be swapped; make it by register_buffer_slot");
+  }
+}
+
+void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy) {
+  Unfilled unfilled;
+  unfilled.add(module.named_slots());
+  unfilled.add(module.named_buffer_slots());
+  TESSERA_CHECK(!unfilled.on_meta, caller, ": of the parameters and buffers, ",
+                unfilled.names.size(), " were never filled (", unfilled.first_names(),
+                "), and some are on the meta device, without storage; call nn::to_empty, then "
+                "nn::init_weights, or load a checkpoint");
+  TESSERA_CHECK(unfilled.names.empty(), caller, ": the storage of ", unfilled.names.size(),
+                " parameters or buffers was never filled (", unfilled.first_names(), "); ", remedy);
+  refuse_meta_buffers(module, caller);
+}
+
+void check_initialized(const ModuleBase& module, const std::string& caller) {
+  check_filled(module, caller,
+               "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
+}
+
+// Hints for errors of libtorch.
+
+namespace {
+
+/// Parameters and buffers have storage: the outermost call has checked that.
+constexpr const char* kKeptFromConstructor =
+    "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
+    "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Buffers in slots and libtorch's own.
+NamedTensors buffers_of(const ModuleBase& root) {
+  NamedTensors buffers;
+  for (const auto& [fqn, slot] : root.named_buffer_slots()) {
+    buffers.emplace_back(fqn, slot->get());
+  }
+  for (const auto& item : root.named_buffers()) {
+    buffers.emplace_back(item.key(), item.value());
+  }
+  return buffers;
+}
+
+/// Whether the module that has `buffer` is `module`, or around it.
+bool is_around(const std::string& buffer, const std::string& module) {
+  const std::size_t dot = buffer.rfind('.');
+  return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
+}
+
+/// A hint for a libtorch error in the module `fqn` below `root`: about a tensor on the meta device,
+/// or about a buffer with another floating-point type than the parameters have now, because mixed
+/// precision casts no buffers. "" if none applies.
+std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
+  if (error.msg().find("meta") != std::string::npos) {
+    return kKeptFromConstructor;
+  }
+  if (error.msg().find("type") == std::string::npos) {
+    return "";
+  }
+  const NamedSlots slots = root.named_slots();
+  for (const auto& [name, buffer] : buffers_of(root)) {
+    if (!buffer.defined() || !buffer.is_floating_point() || !is_around(name, fqn)) {
+      continue;
+    }
+    const auto other = std::ranges::find_if(slots, [type = buffer.scalar_type()](auto& slot) {
+      const at::Tensor& parameter = slot.second->get();
+      return parameter.is_floating_point() && parameter.scalar_type() != type;
+    });
+    if (other != slots.end()) {
+      return tessera::detail::concat(
+          "; buffer '", name, "' is of type ", buffer.scalar_type(), ", and parameters are ",
+          other->second->get().scalar_type(),
+          ", as a policy of mixed precision may have it: cast it where it is used, "
+          "buffer.to(x.scalar_type()), or make its module (for example an adopted one of libtorch) "
+          "an FSDP "
+          "unit of its own, whose mp_policy has param_dtype = at::k",
+          buffer.scalar_type(), " and restore_input_dtype = true");
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+// The module.
+
+namespace {
+
+/// The innermost.
+thread_local const detail::RunningCall* call_of_thread = nullptr;
+
+/// An error whose message has the module already.
+class ErrorInModule final : public Error {
+ public:
+  using Error::Error;
+};
+
+/// As the one above. A program that catches std::bad_alloc catches it.
+class BadAllocInModule final : public std::bad_alloc {
+ public:
+  explicit BadAllocInModule(const std::string& message) : text_(message) {}
+  const char* what() const noexcept override { return text_.what(); }
+
+ private:
+  std::runtime_error text_;  // copies without an allocation
+};
+
+at::Tensor uninitialised(at::IntArrayRef sizes) {
+  // Not the current CUDA device: models are made on the host or on meta, then moved or filled.
+  const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
+  return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
+}
+
+/// Integers can have none.
+bool may_have_gradient(const at::Tensor& tensor) {
+  return tensor.is_floating_point() || tensor.is_complex();
+}
+
+/// A stock module's parameters could not be swapped: TP and FSDP would miss them.
+void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
+  const auto own = module.named_parameters(/*recurse=*/false);
+  TESSERA_CHECK(own.is_empty(), "parameter '", join_fqn(fqn, own.front().key()), "' of a ",
+                module.name(),
+                " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
+}
+
+/// A conversion swaps the tensor in the slot. Either FSDP's gathered tensor would stay unconverted,
+/// or the shards would.
+void check_not_gathered(const ModuleBase& root) {
+  visit_modules(root, [](const std::string&, const ModuleBase& module) {
+    for (const auto& [name, slot] : module.slots()) {
+      TESSERA_CHECK(!slot->gathered(), "conversion of a ", module.name(),
+                    ", but FSDP has gathered its parameter '", name,
+                    "'; convert before forward or after backward, or reshard it first");
+    }
+  });
+}
+
+}  // namespace
+
+/// A tied slot lives on in its other owners, which must not write to this one.
+ModuleBase::~ModuleBase() {
+  for (const auto& [name, slot] : slots_) {
+    slot->remove_owner(this, name);
+  }
+}
+
+/// The slots for named_slots and named_buffer_slots, from one of a module's two lists.
+NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
+  NamedSlots found;
+  std::unordered_set<const ParameterSlot*> seen;
+  // Stock modules are visited too, to refuse those with parameters.
+  visit_modules(*this, [&](const std::string& fqn, const torch::nn::Module& module) {
+    const auto* base = dynamic_cast<const ModuleBase*>(&module);
+    if (base == nullptr) {
+      check_has_no_parameters(fqn, module);
+      return;
+    }
+    base->check_slots(fqn);
+    base->note_fqn(fqn);
+    for (const auto& [name, slot] : base->*own) {
+      if (seen.insert(slot.get()).second) {
+        found.emplace_back(join_fqn(fqn, name), slot);
+      }
+    }
+  });
+  return found;
+}
+
+NamedSlots ModuleBase::named_slots() const {
+  NamedSlots found = collect_slots(&ModuleBase::slots_);
+  named_tree_ = true;
+  for (const auto& [fqn, slot] : found) {
+    slot->set_fqn(fqn);
+  }
+  return found;
+}
+
+NamedSlots ModuleBase::named_buffer_slots() const {
+  return collect_slots(&ModuleBase::buffer_slots_);
+}
+
+void ModuleBase::note_fqn(const std::string& fqn) const {
+  if (!fqn_ || fqn.size() > fqn_->size()) {
+    fqn_ = fqn;
+  }
+}
+
+/// A module that was named by a part of the tree alone has the same name as others.
+void ModuleBase::note_names_of_tree() const {
+  if (!named_tree_) {
+    named_slots();
+  }
+}
+
+/// A module may have been registered after the walk.
+bool ModuleBase::is_in_a_tree() const {
+  if (!fqn_ && call_of_thread != nullptr) {
+    call_of_thread->outermost->named_slots();
+  }
+  return fqn_.has_value();
+}
+
+/// Frozen modules may be outside of any tree, as a teacher is.
+void ModuleBase::check_in_a_tree() const {
+  if (is_in_a_tree()) {
+    return;
+  }
+  const bool trained = std::ranges::any_of(
+      slots_, [](const auto& slot) { return slot.second->persistent().requires_grad(); });
+  TESSERA_CHECK(
+      !trained, "a ", name(), " with parameters was called in the forward of a ",
+      call_of_thread->outermost->name(),
+      ", but no module has it registered, so that nothing fills, trains, shards or saves "
+      "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
+      "give it to nn::init_weights by itself");
+  check_initialized(*this, "forward of a " + name());  // and names it
+}
+
+/// Forward would read a tensor that is not the parameter.
+void ModuleBase::check_members(const std::string& fqn) const {
+  for (std::size_t i = 0; i < bindings_.size(); ++i) {
+    const at::Tensor* member = bindings_[i].member;
+    const auto& [parameter, slot] = slots_[i];
+    TESSERA_CHECK(
+        member == nullptr || member->is_same(slot->get()), "the member of parameter '",
+        join_fqn(fqn, parameter), "' of a ", name(),
+        " was assigned another tensor after bind_slot; to share a parameter call tie_slot(\"",
+        parameter, "\", other.slot(...)), to change its values copy_ into it");
+  }
+}
+
+/// libtorch's register_parameter cannot be overridden: what it made is found by the count.
+void ModuleBase::check_slots(const std::string& fqn) const {
+  check_members(fqn);
+  if (parameters_.size() == slots_.size()) {
+    return;
+  }
+  for (const auto& parameter : named_parameters(/*recurse=*/false)) {
+    const bool known = std::ranges::any_of(
+        slots_, [&](const auto& slot) { return slot.first == parameter.key(); });
+    TESSERA_CHECK(known, "parameter '", join_fqn(fqn, parameter.key()), "' of a ", name(),
+                  " has no slot, so that no optimizer, no saving and no sharding would see it; "
+                  "make it by register_slot instead of register_parameter");
+  }
+}
+
+std::size_t ModuleBase::index_of(const std::string& name) const {
+  // Slots are few: a search is as quick as a table.
+  const auto found = std::ranges::find(slots_, name, &decltype(slots_)::value_type::first);
+  if (found != slots_.end()) {
+    return static_cast<std::size_t>(found - slots_.begin());
+  }
+  std::string known;
+  for (const auto& slot : slots_) {
+    known += (known.empty() ? "" : ", ") + slot.first;
+  }
+  fail("parameter '", name, "' of a ", this->name(), " was asked for; it has ",
+       known.empty() ? "none" : known);
+}
+
+const SlotPtr& ModuleBase::slot(const std::string& name) const {
+  return slots_[index_of(name)].second;
+}
+
+void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
+  const std::size_t index = index_of(name);
+  SlotPtr& current = slots_[index].second;
+  if (current == slot) {
+    return;
+  }
+  // Sizes alone: the type and placement are those of the slot that both share from here on.
+  TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
+                current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
+  current->remove_owner(this, name);
+  current = slot;
+  // The nn::Parameter members of the derived class share this handle, so that they follow.
+  *bindings_[index].handle = slot;
+  slot->add_owner(this, name);
+  swap_parameter(name, slot->get());
+}
+
+/// A module without parameters has nothing to fill; others override it.
+void ModuleBase::reset_parameters(const InitContext&) {}
+
+std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::Device>&) const {
+  fail("clone() of a ", name(),
+       " was asked for; build a second module with the same arguments and "
+       "copy the values of named_slots() into it");
+}
+
+void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  check_not_gathered(*this);
+  // libtorch converts parameters in place, so that slots see it. It does not know the buffers in
+  // slots.
+  torch::nn::Module::to(device, dtype, non_blocking);
+  convert_buffers(device, dtype, non_blocking);
+}
+
+void ModuleBase::to(torch::Dtype dtype, bool non_blocking) {
+  check_not_gathered(*this);
+  torch::nn::Module::to(dtype, non_blocking);
+  convert_buffers(std::nullopt, dtype, non_blocking);
+}
+
+void ModuleBase::to(torch::Device device, bool non_blocking) {
+  check_not_gathered(*this);
+  torch::nn::Module::to(device, non_blocking);
+  convert_buffers(device, std::nullopt, non_blocking);
+}
+
+void ModuleBase::convert_buffers(std::optional<torch::Device> device,
+                                 std::optional<torch::Dtype> dtype, bool non_blocking) {
+  for (const auto& [name, slot] : buffer_slots_) {
+    // Integer buffers (positions, say) keep their type, as libtorch's do.
+    const at::Tensor& buffer = slot->get();
+    slot->swap(buffer.to(
+        device.value_or(buffer.device()),
+        buffer.is_floating_point() ? dtype.value_or(buffer.scalar_type()) : buffer.scalar_type(),
+        non_blocking));
+  }
+}
+
+Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef sizes) {
+  at::Tensor tensor = uninitialised(sizes).requires_grad_();
+  return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), false), {});
+}
+
+Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
+  const bool initialized = !tensor.is_meta();
+  // A parameter is a leaf, even if the caller computed it from other tensors.
+  tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
+  return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
+}
+
+Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
+  member = member.detach().requires_grad_(may_have_gradient(member));
+  Parameter parameter = add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()),
+                                 [&member](const at::Tensor& tensor) { member = tensor; });
+  bindings_.back().member = &member;
+  return parameter;
+}
+
+Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
+                                           bool persistent) {
+  // Not registered with libtorch, which would save it, and hold a tensor that swaps pass by.
+  auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
+  slot->set_saved(persistent);
+  buffer_slots_.emplace_back(name, slot);
+  return Parameter(std::move(slot));
+}
+
+Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow follow) {
+  // libtorch has it too, so that parameters() and torch::optim see it.
+  register_parameter(name, slot->get(), slot->get().requires_grad());
+  slot->add_owner(this, name);
+  Parameter parameter(slot);
+  bindings_.push_back({parameter.slot_, std::move(follow), nullptr});
+  slots_.emplace_back(name, std::move(slot));
+  return parameter;
+}
+
+void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tensor) {
+  // Into libtorch's table directly: register_parameter refuses a name that it has.
+  parameters_[name] = tensor;
+  if (const Follow& follow = bindings_[index_of(name)].follow) {
+    follow(tensor);
+  }
+}
+
+void ModuleBase::add_forward_pre_hook(Hook hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.before.push_back(hook);
+  }
+  hooks_.before.push_back(std::move(hook));
+}
+
+void ModuleBase::add_forward_hook(Hook hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.after.push_back(hook);
+  }
+  hooks_.after.push_back(std::move(hook));
+}
+
+void ModuleBase::add_always_hook(std::function<void()> hook, HookedCalls calls) {
+  if (calls == HookedCalls::kEveryMethod) {
+    method_hooks_.always.push_back(hook);
+  }
+  hooks_.always.push_back(std::move(hook));
+}
+
+void ModuleBase::checkpoint_calls(CheckpointOptions options) {
+  TESSERA_CHECK(!checkpoints_calls(), "activation checkpointing was applied to this ", name(),
+                " already; apply it once to each module");
+  TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
+                "activation checkpointing of a ModuleList was asked for, which has no forward; "
+                "apply it to the modules in it");
+  // The hooks so far move inside the region and are repeated with it; those added later, FSDP's
+  // among them, run once around it.
+  checkpointed_ =
+      std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
+}
+
+void ModuleBase::check_called() const {
+  TESSERA_CHECK(running_calls_ > 0 || (hooks_.before.empty() && hooks_.after.empty()),
+                "forward of a ", name(), " was called as m.forward(x), but the module has hooks, ",
+                "which that skips; call it as m(x), or (*m)(x) of a pointer");
+}
+
+bool ModuleBase::has_meta(TensorList tensors) {
+  return std::ranges::any_of(
+      tensors, [](const at::Tensor* tensor) { return tensor->defined() && tensor->is_meta(); });
+}
+
+void ModuleBase::check_meta_inputs(TensorList inputs) const {
+  TESSERA_CHECK(has_meta(inputs), "forward of a ", name(), " returned a tensor on the meta device",
+                kKeptFromConstructor);
+}
+
+void ModuleBase::rethrow_named() const {
+  // The handler is within the scope of this call.
+  const auto context = [this] {
+    const std::string fqn = fqn_.value_or("");
+    std::string text =
+        tessera::detail::concat("in module ", fqn.empty() ? "" : "'" + fqn + "', a ", name());
+    for (const auto* call = call_of_thread; call != nullptr; call = call->outer) {
+      if (const auto unit = call->module->attached<detail::CallContext>()) {
+        return text + ", in " + unit->text();
+      }
+    }
+    return text;
+  };
+  try {
+    throw;
+  } catch (c10::Error& error) {
+    // With a second one the message would be of several lines.
+    if (error.context().empty()) {
+      error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
+    }
+    throw;
+  } catch (const std::bad_alloc& error) {
+    // Those that derive from it have their module, or say more than that there is no memory.
+    if (typeid(error) != typeid(std::bad_alloc)) {
+      throw;
+    }
+    throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
+  } catch (const Error& error) {
+    // Those that derive from it have their module, or are of none: a rank that has died, say.
+    if (typeid(error) != typeid(Error)) {
+      throw;
+    }
+    throw ErrorInModule(std::string(error.what()) + " (" + context() + ")");
+  }
+}
+
+// Only the outermost, since it checks all modules below it. An unchanged number means that no slot
+// has become unfilled since: in a step this costs one comparison.
+ModuleBase::CallScope::CallScope(ModuleBase& module)
+    : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
+  module.check_slots("");  // a parameter may come at any time
+  if (call_.outer != nullptr) {
+    call_.outermost = call_.outer->outermost;
+    call_.depth = call_.outer->depth + 1;
+    if (!module.fqn_ && !module.slots_.empty()) [[unlikely]] {
+      module.check_in_a_tree();
+    }
+  } else {
+    const std::uint64_t epoch = detail::fill_epoch();
+    if (module.checked_epoch_ != epoch) {
+      check_initialized(module, "forward of a " + module.name());
+      module.checked_epoch_ = epoch;
+    }
+    module.note_names_of_tree();
+  }
+  call_of_thread = &call_;
+}
+
+ModuleBase::CallScope::~CallScope() {
+  call_of_thread = call_.outer;
+}
+
+int detail::call_depth() {
+  return call_of_thread == nullptr ? 0 : call_of_thread->depth;
+}
+
+const ModuleBase* detail::outermost_call() {
+  return call_of_thread == nullptr ? nullptr : call_of_thread->outermost;
+}
+
+// By index, because a hook may add hooks, which invalidates iterators.
+void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
+  for (std::size_t i = 0; i < hooks.size(); ++i) {
+    hooks[i](*this, tensors);
+  }
+}
+
+void ModuleBase::run_always_hooks(const Hooks& hooks) noexcept {
+  for (std::size_t i = hooks.always.size(); i-- > 0;) {
+    hooks.always[i]();
+  }
+}
+
+}  // namespace tessera::nn

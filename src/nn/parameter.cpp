@@ -1,0 +1,481 @@
+// Slots: the place of a parameter that outlives the tensor in it. A swap updates every module that
+// shares the slot, because libtorch's Module holds tensors by name and knows no slots.
+
+#include "tessera/nn/parameter.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <memory>
+#include <unordered_set>
+#include <utility>
+
+#include "module_checks.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/dispatch_keys.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/slots.h"
+#include "tessera/nn/distribute_module.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/freeze.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::nn {
+
+using tessera::detail::writes_of;
+
+namespace {
+
+// Global: modules of several ranks, which may be threads, only check whether it has changed.
+std::atomic<std::uint64_t> unfilled_slots = 1;
+
+}  // namespace
+
+// The wrapper and its local tensor may count apart. Both only grow, so that their sum changes with
+// either.
+std::uint64_t detail::written_version(const at::Tensor& tensor) {
+  return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
+}
+
+std::uint64_t detail::fill_epoch() {
+  return unfilled_slots.load(std::memory_order_relaxed);
+}
+
+ParameterSlot::ParameterSlot(at::Tensor tensor, bool initialized) : tensor_(std::move(tensor)) {
+  set_initialized(initialized);
+}
+
+bool ParameterSlot::initialized() const {
+  return initialized_ || writes_of(persistent()) != unfilled_version_;
+}
+
+void ParameterSlot::set_initialized(bool initialized) {
+  initialized_ = initialized;
+  unfilled_version_ = writes_of(persistent());
+  if (!initialized) {
+    unfilled_slots.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void ParameterSlot::set_fqn(const std::string& fqn) {
+  if (fqn.size() <= fqn_.size()) {
+    return;
+  }
+  fqn_ = fqn;
+  tessera::detail::name_parameter(tensor_, fqn_);
+  tessera::detail::name_parameter(persistent_, fqn_);
+}
+
+void ParameterSlot::set(at::Tensor tensor) {
+  show(std::move(tensor));
+  set_initialized(!tensor_.is_meta());
+}
+
+void ParameterSlot::swap(at::Tensor tensor) {
+  const bool filled = initialized();
+  show(std::move(tensor));
+  if (!filled) {
+    unfilled_version_ = writes_of(persistent());
+  }
+  initialized_ = filled;
+}
+
+void ParameterSlot::set_persistent(at::Tensor tensor) {
+  const bool filled = initialized();
+  persistent_ = std::move(tensor);
+  set_initialized(filled);
+  tessera::detail::name_parameter(persistent_, fqn_);
+}
+
+void ParameterSlot::show(at::Tensor tensor) {
+  tensor_ = std::move(tensor);
+  tessera::detail::name_parameter(tensor_, fqn_);
+  for (const Owner& owner : owners_) {
+    // Also libtorch's own table, so that parameters() lists what forward uses.
+    owner.module->swap_parameter(owner.name, tensor_);
+  }
+}
+
+void ParameterSlot::add_owner(ModuleBase* module, std::string name) {
+  owners_.push_back({module, std::move(name)});
+}
+
+void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& name) {
+  std::erase_if(owners_,
+                [&](const Owner& owner) { return owner.module == module && owner.name == name; });
+}
+
+const at::Tensor& Parameter::get() const {
+  // An empty handle behaves as an undefined tensor, as an absent bias does.
+  static const at::Tensor kUndefined;
+  return slot_ == nullptr ? kUndefined : (*slot_)->get();
+}
+
+std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored) {
+  const std::size_t leaf = fqn.rfind('.');
+  const bool is_below = leaf != std::string::npos && leaf > 0;
+  const std::size_t parent = is_below ? fqn.rfind('.', leaf - 1) : std::string::npos;
+  const std::string above = parent == std::string::npos ? "" : fqn.substr(0, parent + 1);
+  const std::string below = leaf == std::string::npos ? "." + fqn : fqn.substr(leaf);
+  std::int64_t group_rows = 0;
+  for (const StoredParts::Part& part : stored.parts) {
+    group_rows += part.rows;
+  }
+  std::vector<NamedRows> parts;
+  std::int64_t first = 0;
+  for (const StoredParts::Part& part : stored.parts) {
+    parts.push_back(
+        {above + part.module + below,
+         {.first = first, .run = part.rows, .group_rows = group_rows, .groups = stored.groups}});
+    first += part.rows;
+  }
+  return parts;
+}
+
+std::string describe(const ParameterSlot& slot) {
+  return slot.fqn().empty()
+             ? tessera::detail::concat("a parameter of sizes ", slot.persistent().sizes())
+             : "parameter '" + slot.fqn() + "'";
+}
+
+void drop_gradient(const ParameterSlot& slot) {
+  // Both, since a gathered parameter has a separate gradient until it is reduced.
+  slot.persistent().mutable_grad().reset();
+  slot.get().mutable_grad().reset();
+}
+
+namespace {
+
+template <class Ask>
+bool any_keeper(const ParameterSlot& slot, const Ask& ask) {
+  return std::ranges::any_of(slot.owners(), [&](const ParameterSlot::Owner& owner) {
+    const auto keeper = owner.module->attached<SlotKeeper>();
+    return keeper != nullptr && ask(*keeper);
+  });
+}
+
+}  // namespace
+
+bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor) {
+  return slot.get().is_same(tensor) || any_keeper(slot, [&](const SlotKeeper& keeper) {
+           return keeper.is_unsharded(slot, tensor);
+         });
+}
+
+bool brought_nonfinite(const ParameterSlot& slot) {
+  return any_keeper(slot, [&](const SlotKeeper& keeper) { return keeper.brought_nonfinite(slot); });
+}
+
+// Where the values of a parameter's parts come from, and the comparison of that between ranks.
+
+std::int64_t detail::origin_of_seed(std::uint64_t seed) {
+  return static_cast<std::int64_t>(substream(seed, 1) | 1);
+}
+
+std::int64_t detail::origin_of_values(at::Tensor whole) {
+  constexpr std::int64_t kPositions = 16;
+  for (std::int64_t dim = 0; dim < whole.dim(); ++dim) {
+    const std::int64_t step = std::max<std::int64_t>(whole.size(dim) / kPositions, 1);
+    whole = whole.slice(dim, 0, std::nullopt, step);
+  }
+  const std::int64_t hash = tessera::detail::hash_of_values(whole);
+  return hash != 0 ? hash : 1;
+}
+
+void detail::note_origin(const ParameterSlot& slot, std::int64_t number) {
+  const at::Tensor& tensor = slot.persistent();
+  for (const ParameterSlot::Owner& owner : slot.owners()) {
+    auto origins = owner.module->attached<Origins>();
+    if (origins == nullptr) {
+      origins = std::make_shared<Origins>();
+      owner.module->attach(origins);
+    }
+    origins->of[&slot] = {number, tessera::detail::identity_of(tensor), written_version(tensor)};
+  }
+}
+
+std::int64_t detail::origin_of(const ParameterSlot& slot) {
+  const at::Tensor& tensor = slot.persistent();
+  if (slot.owners().empty() || local_tensor(tensor).numel() == 0) {
+    return 0;
+  }
+  const auto origins = slot.owners().front().module->attached<Origins>();
+  if (origins == nullptr) {
+    return 0;
+  }
+  const auto found = origins->of.find(&slot);
+  const bool valid = found != origins->of.end() &&
+                     found->second.tensor == tessera::detail::identity_of(tensor) &&
+                     found->second.version == written_version(tensor);
+  return valid ? found->second.number : 0;
+}
+
+namespace {
+
+using NamedOrigins = std::vector<std::pair<std::string, std::int64_t>>;
+
+/// For messages: which part of the model this rank gave.
+std::string range_of(const NamedOrigins& origins) {
+  return origins.empty() ? ""
+                         : tessera::detail::concat(" (on this rank from ", origins.front().first,
+                                                   " to ", origins.back().first, ")");
+}
+
+/// The number of origins, and a digest of them.
+std::vector<std::int64_t> digest_of(const std::vector<std::int64_t>& origins) {
+  std::uint64_t digest = 0;
+  for (const std::int64_t origin : origins) {
+    digest = substream(digest, static_cast<std::uint64_t>(origin));
+  }
+  return {std::ssize(origins), static_cast<std::int64_t>(digest)};
+}
+
+}  // namespace
+
+std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins& origins) {
+  std::vector<std::int64_t> own;
+  std::ranges::transform(origins, std::back_inserter(own),
+                         [](const auto& each) { return each.second; });
+  comm::Communicator& group = mesh.group_of_all_ranks();
+  const auto digests = comm::gather_on_hosts(group, digest_of(own));
+  for (std::size_t rank = 1; rank < digests.size(); ++rank) {
+    TESSERA_CHECK(digests[rank][0] == digests[0][0], "the models of the ranks differ: of ",
+                  to_string(mesh), ", rank ", mesh.ranks()[rank], " has ", digests[rank][0],
+                  " parameters where rank ", mesh.ranks()[0], " has ", digests[0][0],
+                  range_of(origins), "; make the same model on every rank");
+  }
+  if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
+    return "";
+  }
+  // A rank without a part has no origin, so digests may differ although the origins fit together.
+  const auto all = comm::gather_on_hosts(group, own);
+  for (std::size_t i = 0; i < origins.size(); ++i) {
+    std::size_t first = all.size();
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank][i] == 0) {
+        continue;
+      }
+      first = std::min(first, rank);
+      if (all[rank][i] != all[first][i]) {
+        return tessera::detail::concat("the shards of ", origins[i].first, " on rank ",
+                                       mesh.ranks()[first], " and rank ", mesh.ranks()[rank],
+                                       " are parts of different tensors");
+      }
+    }
+  }
+  return "";
+}
+
+// Which parameters are trained. Under FSDP a slot has two tensors, the shard and the unsharded one:
+// both change.
+
+void set_trainable(ParameterSlot& slot, bool trainable) {
+  slot.persistent().requires_grad_(trainable);
+  slot.get().requires_grad_(trainable);
+}
+
+std::unordered_set<SlotPtr> detail::matched_slots(const ModuleBase& module,
+                                                  const std::vector<std::string>& patterns,
+                                                  const char* caller) {
+  std::vector<bool> used(patterns.size());
+  std::unordered_set<SlotPtr> matched;
+  // At every place: a tied parameter has several names.
+  visit_modules(module,
+                [&](const std::string& fqn, const ModuleBase& each) {
+                  for (const auto& [name, slot] : each.slots()) {
+                    for (std::size_t i = 0; i < patterns.size(); ++i) {
+                      if (matches_fqn(patterns[i], join_fqn(fqn, name))) {
+                        used[i] = true;
+                        matched.insert(slot);
+                      }
+                    }
+                  }
+                },
+                {.every_place = true});
+  const NamedSlots slots = module.named_slots();
+  for (std::size_t i = 0; i < patterns.size(); ++i) {
+    TESSERA_CHECK(used[i], caller, ": the pattern '", patterns[i], "' matches none of the ",
+                  slots.size(), " parameters of a ", module.name(), "; FQNs look like '",
+                  slots.empty() ? "" : slots.front().first,
+                  "', and '**' stands for any number of their segments");
+  }
+  return matched;
+}
+
+void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
+  for (const SlotPtr& slot : detail::matched_slots(module, patterns, "freeze")) {
+    set_trainable(*slot, false);
+  }
+}
+
+// Placeholders are on a dispatch key that libtorch reserves for wrappers and has no kernels for. A
+// fallback for all operators on this key sees placeholders only.
+
+namespace {
+
+/// Lists too: the foreach optimizers pass all gradients in one.
+void refuse_placeholders(const c10::IValue& value) {
+  if (value.isTensor()) {
+    if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
+      found->refuse();
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      refuse_placeholders(element);
+    }
+  }
+}
+
+void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::size_t count = op.schema().arguments().size();
+  if (count > 0 && torch::jit::peek(*stack, 0, count).isTensor()) {
+    const at::Tensor first = torch::jit::peek(*stack, 0, count).toTensor();
+    PlaceholderGradient* found = placeholder(first);
+    if (found != nullptr && found->run(op, *stack)) {
+      return;
+    }
+  }
+  for (const c10::IValue& value : *stack) {
+    refuse_placeholders(value);
+  }
+  // Reached only if a program uses the key itself.
+  fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
+}
+
+}  // namespace
+
+bool PlaceholderGradient::run(const c10::OperatorHandle&, torch::jit::Stack&) {
+  return false;
+}
+
+PlaceholderGradient* placeholder(const at::Tensor& gradient) {
+  return tessera::detail::impl_cast<PlaceholderGradient>(gradient);
+}
+
+TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
+}
+
+// An optimizer may still have a parameter that fully_shard or to_empty has replaced. It would train
+// values that nothing reads. The gradient of such a parameter is a tensor on which every operator
+// throws.
+
+namespace {
+
+class RetiredGradient final : public PlaceholderGradient {
+ public:
+  RetiredGradient(const at::Tensor& parameter, std::string by)
+      : PlaceholderGradient(parameter), by_(std::move(by)) {}
+
+  [[noreturn]] void refuse() const override {
+    fail("an optimizer, or a backward, was to use a parameter of sizes ", sizes_default(), " that ",
+         by_, " has replaced since; make torch::optim optimizers after ", by_,
+         ", or use a tessera::optim one, which follows its parameters");
+  }
+
+ private:
+  std::string by_;
+};
+
+}  // namespace
+
+void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
+                      const std::string& by) {
+  // No optimizer holds it.
+  if (!replaced.requires_grad() || !replaced.is_leaf()) {
+    return;
+  }
+  if (replacement.requires_grad()) {
+    tessera::detail::move_hooks(replaced, replacement);
+  }
+  replaced.mutable_grad() = tessera::detail::make_placeholder<RetiredGradient>(replaced, by);
+}
+
+// distribute_module and distribute_parameter: distributed parameters without a plan.
+
+namespace {
+
+/// Attached to a module that was distributed.
+// It marks a first call, to find a second; the mesh is for the message.
+struct Distributed {
+  DeviceMesh mesh;
+};
+
+/// For what the partition function left: operators do not mix plain and distributed tensors.
+void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
+  const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
+  for (const auto& [name, slot] : slots) {
+    if (!tessera::is_distributed(slot->get())) {
+      distribute_parameter(*slot, mesh, whole);
+    }
+  }
+}
+
+}  // namespace
+
+void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
+                          const std::string& by) {
+  TESSERA_CHECK(!slot.has_persistent(), by,
+                ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor whole = slot.get().detach();
+  const DistributedTensor split = distribute_tensor(whole, mesh, placements);
+  // A slice would keep the memory of the whole parameter alive.
+  at::Tensor local = local_tensor(split);
+  if (local.numel() < whole.numel()) {
+    local = local.clone(at::MemoryFormat::Contiguous);
+  }
+  at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
+  if (slot.get().requires_grad()) {
+    // A new leaf. Another holder of the old one (a stock optimizer) must not train it unnoticed.
+    parameter.requires_grad_();
+    retire_parameter(slot.get(), parameter, by);
+  }
+  const bool is_part = local.numel() < whole.numel() && slot.initialized() && !whole.is_meta();
+  slot.swap(std::move(parameter));
+  if (is_part) {
+    detail::note_origin(slot, detail::origin_of_values(whole));
+  }
+}
+
+void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
+                       const PartitionFunction& partition, const BoundaryFunction& input,
+                       const BoundaryFunction& output) {
+  const auto before = module.attached<Distributed>();
+  TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
+                to_string(before ? before->mesh : mesh), " already; distribute it once");
+  // Before the partition function, so that a module without slots is refused before anything is
+  // changed.
+  const NamedSlots parameters = module.named_slots();
+  if (partition) {
+    // At every place: the function may know any of a shared module's FQNs.
+    visit_modules(module,
+                  [&](const std::string& fqn, ModuleBase& each) { partition(fqn, each, mesh); },
+                  {.every_place = true});
+  }
+  replicate_leftovers(parameters, mesh);
+  replicate_leftovers(module.named_buffer_slots(), mesh);
+  if (input) {
+    module.add_forward_pre_hook(
+        [input, mesh](ModuleBase&, TensorList tensors) { input(tensors, mesh); });
+  }
+  if (output) {
+    module.add_forward_hook(
+        [output, mesh](ModuleBase&, TensorList tensors) { output(tensors, mesh); });
+  }
+  module.attach(std::make_shared<Distributed>(Distributed{mesh}));
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,379 @@
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "launcher.h"
+#include "tessera/core/detail/flight_report.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera::testing {
+namespace {
+
+std::string Environment(std::vector<std::string> options, Launcher::Variables variables = {}) {
+  options.insert(options.end(), {"--", "env"});
+  const auto result = Launcher(options, variables).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  return result.out;
+}
+
+TEST(LauncherEnvironment, NamesRankAndWorld) {
+  const auto out = RunShell(3, "echo $RANK/$LOCAL_RANK/$WORLD_SIZE/$LOCAL_WORLD_SIZE").out;
+  EXPECT_CONTAINS(out, "0/0/3/3\n", "[rank 1] 1/1/3/3\n", "[rank 2] 2/2/3/3\n");
+}
+
+TEST(LauncherEnvironment, DividesTheCores) {
+  const int ranks = static_cast<int>(std::thread::hardware_concurrency()) + 1;
+  const auto out = RunShell(ranks, "echo OMP=$OMP_NUM_THREADS", {{"OMP_NUM_THREADS", ""}}).out;
+  EXPECT_EQ(ValueOf(out, "OMP"), "1");
+  EXPECT_EQ(ValueOf(Environment({}, {{"OMP_NUM_THREADS", "7"}}), "OMP_NUM_THREADS"), "7");
+}
+
+TEST(LauncherEnvironment, ReplacesThatOfAnOuterJobAndPassesTheRestOn) {
+  const auto environment = Environment({"--nproc", "1"}, {{"RANK", "9"},
+                                                          {"WORLD_SIZE", "16"},
+                                                          {"MASTER_PORT", "1"},
+                                                          {"SOME_WORD", "a=b c"},
+                                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                          {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(ValueOf(environment, "RANK"), "0");
+  EXPECT_EQ(ValueOf(environment, "WORLD_SIZE"), "1");
+  EXPECT_EQ(ValueOf(environment, "MASTER_ADDR"), "127.0.0.1");
+  EXPECT_NE(ValueOf(environment, "MASTER_PORT"), "1");
+  EXPECT_EQ(ValueOf(environment, "SOME_WORD"), "a=b c");
+  EXPECT_EQ(ValueOf(environment, "TORCHELASTIC_USE_AGENT_STORE"), "(none)");
+  EXPECT_EQ(ValueOf(environment, "TORCHELASTIC_RESTART_COUNT"), "(none)");
+}
+
+TEST(LauncherEnvironment, HasTheTimeLimits) {
+  const auto out = Environment({"--nproc=1", "--timeout", "20", "--watchdog", "0.5"});
+  EXPECT_EQ(ValueOf(out, "TESSERA_TIMEOUT"), "20");
+  EXPECT_EQ(ValueOf(out, "TESSERA_WATCHDOG"), "0.5");
+}
+
+TEST(LauncherEnvironment, OnlyRankZeroHasTheListeningSocket) {
+  const auto out = Launcher({"--nproc", "1", "--", STORE_PROBE}).wait().out;
+  EXPECT_EQ(ValueOf(out, "listening"), "1");
+  EXPECT_EQ(ValueOf(out, "store"), "127.0.0.1:" + ValueOf(out, "port"));
+  const auto two =
+      RunShell(2, "echo STORE=$TESSERA_STORE_FD; ls -l /proc/$$/fd | grep -c socket || true").out;
+  EXPECT_CONTAINS(two, "[rank 1] STORE=\n", "[rank 1] 0\n");
+}
+
+TEST(LauncherEnvironment, PassesArgumentsUnchanged) {
+  const auto out =
+      Launcher({"--nproc", "1", "--", "printf", "<%s>", "a b", "--nproc", "", "--", "*"})
+          .wait()
+          .out;
+  EXPECT_EQ(out, "<a b><--nproc><><--><*>");
+}
+
+TEST(LauncherEnvironment, OnlyRankZeroHasTheStandardInput) {
+  const auto result =
+      Launcher({"sh", "-c", "printf 'a\\nb\\n' | $RUN --nproc 2 sh -c 'echo $RANK $(cat)'"},
+               {{"RUN", TESSERA_RUN}})
+          .wait();
+  EXPECT_CONTAINS(result.out, "0 a b\n", "[rank 1] 1\n");
+}
+
+TEST(LauncherOutput, NamesTheRankOfEachLineButRankZerosOutput) {
+  EXPECT_EQ(RunShell(1, "printf 'step 1\\rstep 2'").out, "step 1\rstep 2");
+  const auto result = RunShell(2, "[ $RANK = 0 ] || printf out; echo err of $RANK >&2");
+  EXPECT_EQ(result.out, "[rank 1] out\n");
+  EXPECT_CONTAINS(result.err, "[rank 0] err of 0\n", "[rank 1] err of 1\n");
+}
+
+TEST(LauncherOutput, KeepsLinesWholeAndLosesNothing) {
+  const auto out = RunShell(4, "for i in $(seq 1 2000); do echo abcdefghij; done").out;
+  std::size_t lines = 0;
+  for (std::size_t start = 0; start < out.size(); ++lines) {
+    const auto end = out.find('\n', start);
+    const auto line = out.substr(start, end - start);
+    ASSERT_EQ(line.front() == '[' ? line.substr(line.find(' ', 6) + 1) : line, "abcdefghij");
+    start = end + 1;
+  }
+  EXPECT_EQ(lines, 4U * 2000);
+  const auto large = RunShell(2, "[ $RANK = 0 ] || head -c 3000000 /dev/zero | tr '\\0' x").out;
+  EXPECT_EQ(std::count(large.begin(), large.end(), 'x'), 3'000'000);
+}
+
+TEST(LauncherOutput, IsAFailureIfItCannotBeWritten) {
+  for (const auto& [where, code] : {std::pair("/dev/full", "1\n"), std::pair("/dev/null", "0\n")}) {
+    const auto result = Launcher({"sh", "-c",
+                                  "$RUN --nproc 2 sh -c '[ $RANK = 0 ] || echo out' >" +
+                                      std::string(where) + "; echo $?"},
+                                 {{"RUN", TESSERA_RUN}})
+                            .wait();
+    EXPECT_EQ(result.out, code) << where;
+  }
+}
+
+TEST(LauncherOutput, NeedsNoStandardStreams) {
+  for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const auto run = Launcher({"sh", "-c",
+                               "timeout -s KILL 5 $RUN --nproc 2 sh -c 'echo out; exit 0' " +
+                                   std::string(closed) + "; echo code $?"},
+                              {{"RUN", TESSERA_RUN}})
+                         .wait();
+    EXPECT_CONTAINS(run.out, "code 0\n") << closed;
+  }
+}
+
+struct End {
+  const char* name;
+  int ranks;
+  const char* script;
+  int code;
+  const char* word;  ///< in the errors
+};
+
+class LauncherEnd : public ::testing::TestWithParam<End> {};
+
+TEST_P(LauncherEnd, HasTheJobsExitCodeAndLeavesNoProcess) {
+  const End& end = GetParam();
+  Launcher launcher(Shell(end.ranks, end.script));
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, end.code) << result.err;
+  EXPECT_CONTAINS(result.err, end.word);
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LauncherEnd,
+    ::testing::Values(
+        End{"Success", 3, "[ $RANK = 0 ] || sleep 0.3", 0, ""},
+        End{"Failure", 3, "[ $RANK != 1 ] || exit 7; sleep 100", 7, "rank 1 (pid "},
+        End{"Signal", 2, "[ $RANK != 1 ] || kill -9 $$; sleep 100", 137, "killed by SIGKILL"},
+        End{"Stopped", 2, "exit 75", 75, ""},
+        End{"NoNewline", 1, "printf 'last words' >&2; exit 1", 1, "[rank 0] last words\n"},
+        End{"IgnoresSigterm", 3,
+            "[ $RANK != 2 ] || exit 5; trap '' TERM; while :; do sleep 0.1; done", 5,
+            "rank 2 (pid "},
+        End{"Children", 2, "sleep 1000 & [ $RANK = 0 ] || exit 5; wait", 5, "rank 1 (pid "},
+        End{"ChildrenLeft", 2, "sleep 1000 & exit 0", 0, ""}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(LauncherEnd, PrintsTheErrorsOfTheFirstFailureAboveItsName) {
+  const auto result =
+      RunShell(3,
+               "[ $RANK != 1 ] || { printf 'first\\ncause\\n' >&2; exit 1; }; "
+               "trap 'echo witness >&2; exit 1' TERM; while :; do sleep 0.05; done");
+  EXPECT_CONTAINS(result.err, "[rank 1] first\n[rank 1] cause\ntessera-run: rank 1 (pid ");
+  EXPECT_LT(result.err.find("tessera-run: rank 1"), result.err.find("witness")) << result.err;
+}
+
+TEST(LauncherEnd, TakesAtMostTwoSeconds) {
+  const auto result = RunShell(2, "[ $RANK != 1 ] || exit 5; trap '' TERM; while :; do :; done");
+  EXPECT_EQ(result.code, 5);
+  EXPECT_LT(result.took.count(), 5);  // a busy machine
+}
+
+struct BadLine {
+  const char* name;
+  std::vector<std::string> arguments;
+  int code;
+  const char* word;
+};
+
+class LauncherCommandLine : public ::testing::TestWithParam<BadLine> {};
+
+TEST_P(LauncherCommandLine, IsRefused) {
+  const auto result = Launcher(GetParam().arguments).wait();
+  EXPECT_EQ(result.code, GetParam().code);
+  EXPECT_CONTAINS(result.err, GetParam().word);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LauncherCommandLine,
+    ::testing::Values(BadLine{"NoProgram", {"--nproc", "2"}, 2, "--nproc N PROGRAM"},
+                      BadLine{"NothingAfterDashes", {"--nproc", "2", "--"}, 2, "no program"},
+                      BadLine{"NoValue", {"--nproc"}, 2, "--nproc"},
+                      BadLine{"EmptyFolder", {"--explain", ""}, 2, "--explain"},
+                      BadLine{"NegativeRanks", {"--nproc", "-1", "true"}, 2, "--nproc -1"},
+                      BadLine{"RanksInWords", {"--nproc", "two", "true"}, 2, "--nproc two"},
+                      BadLine{"NoTimeout", {"--timeout", "0", "true"}, 2, "--timeout 0"},
+                      BadLine{"SeveralNodes", {"--nnodes", "2", "true"}, 2, "torchrun"},
+                      BadLine{"UnknownProgram", {"no-such-program"}, 127, "no-such-program"},
+                      BadLine{"NotExecutable", {"/etc/passwd"}, 126, "/etc/passwd"}),
+    [](const auto& info) { return info.param.name; });
+
+// Each rank shows by a file that it has started.
+class LauncherSignal : public ::testing::Test {
+ protected:
+  std::vector<std::string> Job(int ranks, const std::string& script,
+                               const std::string& prepare = ":") {
+    return Shell(ranks, prepare + "; : > '" + (folder_ / "up").string() + "'.$RANK; " + script);
+  }
+  void WaitForRanks(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      WaitForFile((folder_ / "up").string() + "." + std::to_string(rank));
+    }
+  }
+  static constexpr auto kLoop = "while :; do sleep 0.05; done";
+
+  TemporaryFolder folder_;
+};
+
+class LauncherStop : public LauncherSignal, public ::testing::WithParamInterface<int> {};
+
+TEST_P(LauncherStop, EndsTheJob) {
+  Launcher launcher(Job(3, "sleep 1000 & wait"));
+  WaitForRanks(3);
+  kill(launcher.pid(), GetParam());
+  EXPECT_EQ(launcher.wait().code, 128 + GetParam());
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LauncherStop, ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT),
+                         [](const auto& info) {
+                           return std::string("SIG") + sigabbrev_np(info.param);
+                         });
+
+TEST_F(LauncherSignal, GivesRanksTheGraceToSave) {
+  for (const auto& [grace, code] : {std::pair("0.2", 128 + SIGTERM), std::pair("30", 75)}) {
+    auto arguments = Job(1, kLoop, "trap 'sleep 1; echo saved; exit 75' TERM");
+    arguments.insert(arguments.begin(), {"--grace", grace});
+    Launcher launcher(arguments);
+    WaitForRanks(1);
+    std::filesystem::remove((folder_ / "up").string() + ".0");
+    kill(launcher.pid(), SIGTERM);
+    const auto result = launcher.wait();
+    EXPECT_EQ(result.code, code) << grace;
+    EXPECT_LT(result.took.count(), 10);
+  }
+}
+
+TEST_F(LauncherSignal, KillsAtTheSecondSignal) {
+  const auto told = (folder_ / "told").string();
+  Launcher launcher(Job(2, kLoop, "trap ': > " + told + "' INT"));
+  WaitForRanks(2);
+  kill(launcher.pid(), SIGINT);
+  WaitForFile(told);
+  kill(launcher.pid(), SIGINT);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, 128 + SIGINT);
+  EXPECT_LT(result.took.count(), 4);
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+// The ranks have no handler yet when the signal comes: it must not kill them.
+TEST_F(LauncherSignal, PassesUserSignalsOnOnceTheRankHandlesThem) {
+  Launcher launcher(Job(2, std::string("sleep 0.5; trap 'echo noted; exit 0' USR1; ") + kLoop));
+  WaitForRanks(2);
+  kill(launcher.pid(), SIGUSR1);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_CONTAINS(result.out, "noted\n", "[rank 1] noted\n");
+}
+
+TEST_F(LauncherSignal, RanksDieWithTheLauncher) {
+  Launcher launcher(Job(3, kLoop, "trap '' HUP INT TERM"));
+  WaitForRanks(3);
+  kill(launcher.pid(), SIGKILL);
+  EXPECT_EQ(launcher.wait().signal, SIGKILL);
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
+  Launcher launcher(Job(2,
+                        "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
+                        "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
+  WaitForRanks(2);
+  // Nothing was read: the launcher alone stays, to deliver the output.
+  while (launcher.left_over(std::chrono::milliseconds(0)).size() > 1) {
+    usleep(5'000);
+  }
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, 6);
+  EXPECT_CONTAINS(result.err, "rank 1 (pid ");
+}
+
+TEST_F(LauncherSignal, OutlivesItsReader) {
+  Launcher launcher(
+      Job(2, "for i in $(seq 1 50); do [ $RANK = 0 ] || echo text; sleep 0.01; done"));
+  launcher.stop_reading();
+  EXPECT_EQ(launcher.wait().code, 0);
+}
+
+// At a terminal rank 0 has the terminal as its output, and Ctrl-C ends the job.
+TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
+  int terminal = -1;
+  const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (pid == 0) {
+    execl(TESSERA_RUN, TESSERA_RUN, "--nproc", "2", "--", "sh", "-c",
+          "test -t 1 && echo rank $RANK has a terminal; sleep 1000", nullptr);
+    _exit(99);
+  }
+  std::string seen;
+  char buffer[256];
+  bool typed = false;
+  for (ssize_t size; (size = read(terminal, buffer, sizeof buffer)) > 0;) {
+    seen.append(buffer, static_cast<std::size_t>(size));
+    if (!typed && seen.find("rank 0 has a terminal") != std::string::npos) {
+      typed = write(terminal, "\x03", 1) == 1;
+    }
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  close(terminal);
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT) << seen;
+  EXPECT_EQ(seen.find("rank 1 has a terminal"), std::string::npos) << seen;
+}
+
+TEST(LauncherRecords, AreInATemporaryFolderThatStaysIfTheJobFails) {
+  for (const int code : {0, 3}) {
+    const auto result = RunShell(2,
+                                 "touch $TESSERA_RUN_DIR/world-0.rank-$RANK.flight; "
+                                 "echo DIR=$TESSERA_RUN_DIR; sleep 0.3; exit " +
+                                     std::to_string(code));
+    const std::string folder = ValueOf(result.out, "DIR");
+    EXPECT_EQ(std::filesystem::exists(folder), code != 0);
+    EXPECT_EQ(result.err.find("--explain " + folder) != std::string::npos, code != 0) << result.err;
+    std::filesystem::remove_all(folder);
+  }
+}
+
+TEST(LauncherRecords, AreInTheGivenFolder) {
+  const TemporaryFolder folder;
+  const std::string given = (folder / "new" / "run").string();
+  EXPECT_EQ(ValueOf(Environment({"--run-dir", given}), "TESSERA_RUN_DIR"), given);
+  EXPECT_TRUE(std::filesystem::exists(given));
+}
+
+TEST(LauncherRecords, AreExplained) {
+  const TemporaryFolder folder;
+  for (const int rank : {0, 2}) {
+    const auto record = std::make_unique<flight::Record>();
+    record->magic = flight::kMagic;
+    record->bytes = sizeof(flight::Record);
+    record->rank = rank;
+    record->size = 3;
+    record->groups[0].label.store({.name = {'d', 'p'}, .ranks = {'0', '-', '2'}});
+    record->groups[0].id = 5;
+    record->groups[0].begun = 2;
+    flight::CallSlot& slot = record->calls[1];
+    slot.label.store({.group = 5, .number = 1, .collective = {'g', 'a', 't', 'h', 'e', 'r'}});
+    slot.state = flight::CallState::kWaiting;
+    slot.order = 1;
+    WriteFile(folder / flight::record_name(0, rank),
+              {reinterpret_cast<const char*>(record.get()), sizeof(flight::Record)});
+  }
+  const auto result = Launcher({"--explain", folder.path().string()}).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_CONTAINS(result.out, "2 of 3", "ranks 0, 2", "gather", "call 1 of group 'dp'", "rank 1");
+  const TemporaryFolder empty;
+  const auto none = Launcher({"--explain", empty.path().string()}).wait();
+  EXPECT_EQ(none.code, 2);
+  EXPECT_CONTAINS(none.err, empty.path().string());
+}
+
+}  // namespace
+}  // namespace tessera::testing
