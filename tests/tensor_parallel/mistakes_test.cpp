@@ -9,7 +9,7 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

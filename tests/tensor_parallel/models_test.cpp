@@ -12,7 +12,6 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/norm.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/declared_plan.h"
 #include "tessera/tensor_parallel/parallelize.h"

@@ -108,8 +108,9 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's gradient arrived last. Adds hooks to the
-/// model that stay.
+/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's gradient
+/// arrived last: collectives of clipping and the optimizer count for the last module of backward.
+/// Adds hooks to the model, which stay.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -118,7 +119,9 @@ class TrafficByModule {
       module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
         count();
         running_.push_back(name);
-        backward_.reset();
+        if (name.empty()) {  // the model's own forward: backward has ended
+          backward_.reset();
+        }
       });
       module.add_forward_hook([this, name](auto&, nn::TensorList, nn::TensorList outputs) {
         for (const at::Tensor* output : outputs) {
