@@ -39,13 +39,13 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// Global: modules of several ranks, which may be threads, only check whether it has changed.
+// Global for all ranks, which may be threads: modules only check whether it has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The wrapper and its local tensor may count apart. Both only grow, so that their sum changes with
-// either.
+// The wrapper and its local tensor have separate version counters. Both only grow, so that their
+// sum changes with each.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -119,7 +119,7 @@ void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& na
 }
 
 const at::Tensor& Parameter::get() const {
-  // An empty handle behaves as an undefined tensor, as an absent bias does.
+  // An empty handle, such as an absent bias, is an undefined tensor.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -227,7 +227,7 @@ namespace {
 
 using NamedOrigins = std::vector<std::pair<std::string, std::int64_t>>;
 
-/// For messages: which part of the model this rank gave.
+/// For messages: the part of the model that this rank passed.
 std::string range_of(const NamedOrigins& origins) {
   return origins.empty() ? ""
                          : tessera::detail::concat(" (on this rank from ", origins.front().first,
@@ -394,7 +394,7 @@ class RetiredGradient final : public PlaceholderGradient {
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by) {
-  // No optimizer holds it.
+  // No optimizer has it.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
@@ -408,13 +408,13 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a module that was distributed.
-// It marks a first call, to find a second; the mesh is for the message.
+/// Attached to a module that was distributed, to refuse a second call. The mesh is for the message.
 struct Distributed {
   DeviceMesh mesh;
 };
 
-/// For what the partition function left: operators do not mix plain and distributed tensors.
+/// Replicates parameters that the partition function left plain: operators do not mix plain and
+/// distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
@@ -455,7 +455,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // A new leaf. Another holder of the old one (a stock optimizer) must not train it unnoticed.
+    // A new leaf. A stock optimizer that has the old one must not train it unnoticed.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }

@@ -17,7 +17,7 @@ namespace tessera::plan {
 
 using Digits = std::vector<Digit>;
 
-/// What a plan is for: a tensor of `sizes` is to get layout `to`.
+/// The problem of a plan: a tensor of `sizes` must get layout `to`.
 struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
@@ -59,14 +59,16 @@ class SearchState {
   bool is_settled_dim(int dim) const { return complete_[static_cast<std::size_t>(dim)]; }
   bool is_replicated_on(int mesh_dim) const;
 
-  /// What one collective may take off a digit: its last mesh dimension, if that is not settled, or
+  /// The mesh dimensions that one collective may remove from a digit: the last one, if it is not
+  /// settled, or
   /// several that form one flattened group.
   std::vector<Tail> tails() const;
   /// Sets of mesh dimensions that are partial with the same reduction and may be reduced now.
   std::vector<std::vector<int>> reducible_sets() const;
   /// `mesh_dims` in the order in which the target has them.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const;
-  /// Where the target has `mesh_dims`, in this order; nullopt if they cannot go there yet.
+  /// The place of `mesh_dims`, in this order, in the target; nullopt if they cannot be moved there
+  /// yet.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const;
   /// The final destination, if they can go there, and the temporary ones.
   std::vector<Destination> destinations(std::span<const int> mesh_dims) const;

@@ -1,4 +1,4 @@
-// What is known of an operator.
+// The properties of an operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -27,7 +27,7 @@ enum class Trait : std::uint8_t {
   kNewZeros,         ///< makes the zeros that they write to
   kOwnKernel,        ///< has a kernel of ours in src/dtensor/overrides/ instead of a plan
   kHelperTensors,    ///< composed of others and of its own plain tensors (composite_kernels.cpp)
-  // What its arguments and results are.
+  // The kinds of its arguments and results.
   kViewsMemory,    ///< its storage_offset counts in the memory of what it views (views.h)
   kInfersSize,     ///< takes sizes; one of them may be -1
   kUnsafeView,     ///< promises no alias: what cannot be viewed is copied
@@ -116,7 +116,7 @@ struct OperatorInfo {
   bool writes_lists =
       false;  ///< _foreach_add_ and its like: writes to its first list, returns nothing
 
-  // What the tables say, found by the name above. `rule` is null for an operator without one.
+  // The entries of the tables for the name above. `rule` is null for an operator without a rule.
   OperatorTraits traits;
   std::optional<c10::OperatorHandle> functional;  ///< see OperatorTraits::functional
   RuleFunction rule;

@@ -48,7 +48,7 @@ struct RedistributionKeyHash {
   }
 };
 
-/// One cache per thread: it holds meshes, which belong to a rank, and a process may run several
+/// One cache per thread: it owns meshes, which belong to a rank, and a process may run several
 /// ranks as threads.
 auto& plans() {
   thread_local BoundedCache<RedistributionKey, RedistributionPlan, RedistributionKeyHash> plans(

@@ -103,7 +103,7 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// One of a backward's results, if the flags want it.
+/// One result of a backward, if its flag is set.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
@@ -472,7 +472,7 @@ void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& wr
   }
 }
 
-/// Those of the arguments that are not out=, broadcast.
+/// The broadcast sizes of the arguments that are not out=.
 std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   std::vector<std::int64_t> sizes;

@@ -42,7 +42,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
 
     def test_on_other_meshes_is_equal_but_for_rounding(self):
         want = training_runs.figures(self.unbroken / "metrics.jsonl")
-        for dp, tp in [(1, 1), (4, 1), (1, 4), (3, 1)]:
+        for dp, tp in [(1, 1), (1, 4), (3, 1)]:
             with self.subTest(dp=dp, tp=tp):
                 run = self.resume(f"{dp}x{tp}", dp, tp)
                 got = training_runs.figures(run / "metrics.jsonl")

@@ -195,6 +195,8 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--loss-chunks", "0x4"}, {"--loss-chunks", "decimal"}},
        {{"--betas", "0.9,0x1p-1"}, {"--betas", "decimal"}},
        {{"--zero", "0x2"}, {"--zero", "decimal"}},
+       {{"--eval-every", "2"}, {"--eval-every", "--eval-text"}},
+       {{"--eval-text", "a", "--eval-tokens", "b"}, {"--eval-text", "--eval-tokens"}},
        {{"--verify", "--steps", "0"}, {"--verify", "--steps 0"}},
        {{"--lora-rank", "2", "--save-lora", "d"}, {"--save-lora", "--config"}},
        {{"--checkpoint", "run", "--steps", "0"}, {"--checkpoint", "--steps 0"}},
