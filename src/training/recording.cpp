@@ -43,8 +43,8 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
     return;
   }
   metrics.checkpoint_stall_s = std::exchange(stall_s_, std::nullopt);
-  // A report shows the last step's traffic. Small blocks kept from every step would lie between
-  // the step's large ones, and the heap would grow with the number of steps.
+  // A report shows the last step's traffic. Small blocks of every step would fragment the heap,
+  // which would grow with the number of steps.
   if (!history_.empty()) {
     history_.back().comm.clear();
   }
