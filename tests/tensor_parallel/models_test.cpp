@@ -11,6 +11,7 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/norm.h"
+#include "tessera/optim/adamw.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/declared_plan.h"
