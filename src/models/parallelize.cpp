@@ -104,13 +104,9 @@ void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
       .sequence_parallel = options.sequence_parallel,
       .loss_parallel = options.loss_parallel,
       .regather = options.regather && keeps_all};
-  const tensor_parallel::ParallelizePlan plan =
-      mesh.size() > 1 ? tensor_parallel::declared_plan(model, mesh, declared)
-                      : tensor_parallel::ParallelizePlan{};
-  if (options.apply_plan) {
-    options.apply_plan(model, mesh, plan);
-  } else if (mesh.size() > 1) {
-    tensor_parallel::parallelize_module(model, mesh, plan);
+  if (mesh.size() > 1) {
+    tensor_parallel::parallelize_module(model, mesh,
+                                        tensor_parallel::declared_plan(model, mesh, declared));
   }
 }
 

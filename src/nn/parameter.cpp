@@ -15,6 +15,7 @@
 
 #include "module_checks.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
@@ -423,6 +424,17 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   }
 }
 
+/// With TESSERA_DEBUG=1: a parameter that is not filled has other bytes on each rank, and so counts
+/// as undefined.
+void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
+  if (tessera::detail::debug_checks()) {
+    tessera::detail::check_replicas(
+        tessera::detail::peers_of(mesh),
+        {{"the parameter", slot.initialized() ? slot.get().detach() : at::Tensor()}},
+        tessera::detail::Equality::kBitwise, by, "give it the same values on every rank");
+  }
+}
+
 }  // namespace
 
 void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
@@ -430,8 +442,12 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   TESSERA_CHECK(!slot.has_persistent(), by,
                 ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
+  compare_values(slot, mesh, by);
   const at::Tensor whole = slot.get().detach();
-  const DistributedTensor split = distribute_tensor(whole, mesh, placements);
+  const auto replicated = Layout::replicated(mesh.shape().sizes(), static_cast<int>(whole.dim()));
+  const DistributedTensor split =
+      DistributedTensor(make_distributed(whole, {mesh, replicated}, whole.sizes().vec()))
+          .redistribute(placements);
   // A slice would keep the memory of the whole parameter alive.
   at::Tensor local = local_tensor(split);
   if (local.numel() < whole.numel()) {

@@ -20,9 +20,10 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
 
@@ -110,6 +111,7 @@ Json random_to_json(const RandomState& random) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
+  options_.folder = files::absolute_path(options_.folder);  // steps are saved after a chdir(), too
   if (!options_.folder.empty()) {
     try {
       // Locked before it is read: a run that ends may still save a step.

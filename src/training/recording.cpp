@@ -129,6 +129,13 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
 
 }  // namespace
 
+Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
+  if (!options_.profile.empty()) {
+    // The profile is written at the end, perhaps after a chdir().
+    options_.profile = files::absolute_path(options_.profile);
+  }
+}
+
 /// The requested steps that are left after `done` steps: a resumed run has made some. {0, 0}: none.
 StepRange Recording::steps_left(std::int64_t done, bool is_main) const {
   StepRange requested = options_.profile_steps;

@@ -19,7 +19,7 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/ema.h"
+#include "tessera/optim/optimizer.h"
 
 namespace tessera::training {
 namespace {
