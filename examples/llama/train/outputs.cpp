@@ -305,8 +305,8 @@ void check_flags_of_begin(const Json& saved, const training::Checkpointer& check
                                        {"--lora-rank", "--lora-targets", "--lora-alpha"});
   TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
                 "': ", change,
-                "; give the same, or begin with its weights by --model: tessera-ckpt export-hf "
-                "writes them, and of a step with adapters llama_train --save-hf --merge-lora");
+                "; give the same, or begin with its weights by --model: llama_train --steps 0 "
+                "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
   const std::string of_optimizer =
       checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
   TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,
