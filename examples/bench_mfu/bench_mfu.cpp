@@ -88,10 +88,8 @@ int measure_all(std::vector<std::string> arguments) {
     // After each: what was measured outlives an interruption.
     tessera::files::write_file(out / "results.json", to_json(results));
   }
-  tessera::files::write_file(out / "results.html", to_html(results, options));
   std::cout << to_table(results) << peers_text(results) << published(options)
-            << "written: " << (out / "results.json").string() << ", "
-            << (out / "results.html").string() << std::endl;
+            << "written: " << (out / "results.json").string() << std::endl;
   const auto failed = [](const Result& result) { return !result.error.empty(); };
   return std::ranges::any_of(results, failed) ? 1 : 0;
 }

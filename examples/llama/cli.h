@@ -102,7 +102,7 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
 /// A file or folder of a program.
 struct NamedFile {
-  std::string what;  ///< as an error says it: "--trace", "report.html of --metrics"
+  std::string what;  ///< as an error says it: "--profile", "run.json of --metrics"
   std::string path;  ///< "": none; of what is read also a glob, or the folder of a model
   bool is_read = false;
 };

@@ -8,7 +8,7 @@
 #include <iostream>
 
 #include "expect_gradients.h"
-#include "tessera/comm/meta_world.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/tessera.hpp"
 
 using namespace tessera;

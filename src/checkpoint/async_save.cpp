@@ -26,7 +26,7 @@
 #include "ranks.h"
 #include "save.h"
 #include "save_plan.h"
-#include "tessera/comm/detail/thread_warnings.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/streams.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "format.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"

@@ -12,7 +12,7 @@
 #include "ranks.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"

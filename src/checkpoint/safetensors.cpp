@@ -17,7 +17,7 @@
 
 #include "format.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"

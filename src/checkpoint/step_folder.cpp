@@ -21,7 +21,7 @@
 #include "step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"

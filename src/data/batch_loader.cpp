@@ -29,10 +29,9 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-/// A permutation of the numbers [0, count), drawn by a seed and a number (of the epoch), that is
-/// computed for each number by itself: nothing is stored, and every place is as near as the next.
-/// A Feistel network (Luby & Rackoff 1988) over the next power of four, repeated until it hits the
-/// range: at most four times on average.
+/// A random permutation of [0, count) for a seed and an epoch. Each value is computed alone,
+/// without a table: a Feistel network (Luby & Rackoff 1988) over the next power of four, repeated
+/// until the value is in the range, at most four times on average.
 class Permutation {
  public:
   Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number);
@@ -88,14 +87,13 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 
 }  // namespace
 
-/// An order in which samples are taken from several sources by their weights, computed for each
-/// number independently. Sources are halved repeatedly, and samples are dealt to two halves as
-/// Bresenham draws a line: of the first n that reach a node, its first half gets round(n p). So in
-/// any prefix each source has its weight's share, to within one half for each of the log2 halvings
-/// of the sources.
+/// The order in which samples are taken from several weighted sources, computed for each number
+/// alone. The sources are a binary tree. As Bresenham draws a line, the first half of a node gets
+/// round(n p) of the first n samples of the node. So in any prefix each source has its share,
+/// within one half for each of the log2 levels.
 class Mixture {
  public:
-  /// `weights`: positive, of any sum.
+  /// `weights` are positive.
   explicit Mixture(const std::vector<double>& weights);
 
   struct Place {
@@ -104,21 +102,21 @@ class Mixture {
   };
   /// Where sample n >= 0 comes from.
   Place operator()(std::int64_t n) const;
-  /// The most that a source gives to so many samples in a row.
+  /// The most samples of a source among so many samples in a row.
   std::int64_t most(std::size_t source, std::int64_t samples) const;
 
  private:
-  /// The shares of a node, of the sources [first, last), and of its first half.
+  /// The sources [first, last), the share of its first half and of all.
   struct Node {
     std::size_t first, middle, last;
     std::int64_t part, all;
   };
   Node node(std::size_t first, std::size_t last) const;
 
-  std::vector<std::int64_t> sums_;  ///< sums of the shares of the sources before, in units of 2^-30
+  std::vector<std::int64_t> sums_;  ///< of the shares of earlier sources, in units of 2^-30
 };
 
-/// Whole numbers, so that every machine rounds alike.
+/// Shares are integers, so that every machine rounds equally.
 Mixture::Mixture(const std::vector<double>& weights) : sums_{0} {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   for (const double weight : weights) {
@@ -175,8 +173,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// For one row: sets each token's position within its document. The token after an end belongs to
-/// another document, and is not a target.
+/// Sets the positions of one row within its documents. The token behind an end token belongs to
+/// another document and is not a target.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -226,7 +224,7 @@ void BatchLoader::check_sizes() const {
     const SampleSource& source = *sources_[i].samples;
     TESSERA_CHECK(source.sequence() == sequence_, "a source has sequences of ", source.sequence(),
                   " tokens and another of ", sequence_, "; give all the same");
-    // If rows wrapped around, a step would contain samples twice.
+    // Otherwise a step would have a sample twice.
     const std::int64_t most = mixture_->most(i, options_.batch);
     const bool alone = sources_.size() == 1;
     TESSERA_CHECK(source.size() >= most, alone ? "the data hold " : "a source holds ",
@@ -279,7 +277,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// All samples of a source, and again after the last one.
+/// A source repeats after its last sample.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();
@@ -287,7 +285,7 @@ BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   if (!options_.shuffle) {
     return {source, sample};
   }
-  // Sources of one size must not be drawn alike.
+  // Sources of equal size get different orders.
   const std::uint64_t seed = *options_.shuffle + at.source * 0x9e3779b97f4a7c15;
   const auto pass = static_cast<std::uint64_t>(at.index / source->size());
   return {source, Permutation(source->size(), seed, pass)(sample)};
@@ -307,7 +305,7 @@ bool BatchLoader::ignores_targets() const {
          });
 }
 
-/// Pinned memory may be freed at once: its allocator keeps it until the copies have run.
+/// Pinned memory may be freed at once: its allocator waits for the copies.
 BatchLoader::Batch BatchLoader::Batch::to(c10::Device device) const {
   const auto copy = [device](const at::Tensor& host) {
     return host.defined() ? host.to(host.options().device(device).pinned_memory(false),
@@ -326,7 +324,7 @@ BatchLoader::Batch BatchLoader::Batch::rows(std::int64_t first, std::int64_t cou
 
 namespace {
 
-/// The calling thread's GPU: a guard without an index changes nothing.
+/// The current GPU of the calling thread: a guard without an index changes nothing.
 c10::Device current_gpu() {
   return c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device();
 }
@@ -343,16 +341,16 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // A thread begins on the first GPU, where page-locked memory would make another context.
+  // A new thread uses the first GPU, where page-locked memory would create another context.
   const c10::Device device = pinned_ ? current_gpu() : c10::Device(c10::kCPU);
-  // A copy of all that it needs: this object may be moved meanwhile.
+  // Copies, since this object may be moved during the load.
   batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);
                         return loader->load(step, ranges, pinned);
                       });
   if (!beside_) {
-    batch_.wait();  // computes it
+    batch_.wait();  // runs it
   }
 }
 

@@ -8,7 +8,7 @@
 namespace tessera::data {
 
 MergeTable::MergeTable(const std::vector<Merge>& merges) {
-  // At most half full, so that a search ends soon.
+  // At most half full, so that searches are short.
   const std::size_t size = std::bit_ceil(std::max<std::size_t>(2 * merges.size(), 16));
   slots_.resize(size);
   mask_ = size - 1;
@@ -28,37 +28,9 @@ namespace {
 using Candidate = BpeWorkspace::Candidate;
 using Symbol = BpeWorkspace::Symbol;
 
-/// Up to here a scan of all pairs for each merge is quicker than a heap.
-constexpr std::size_t kMaxScanned = 48;
 constexpr std::uint32_t kNoSymbol = ~std::uint32_t{0};
 
-void merge_by_scan(const MergeTable& merges, BpeWorkspace& workspace) {
-  std::vector<TokenId>& ids = workspace.ids;
-  std::vector<MergedPair>& pairs = workspace.pairs;
-  pairs.clear();
-  for (std::size_t i = 0; i + 1 < ids.size(); ++i) {
-    pairs.push_back(merges.find(ids[i], ids[i + 1]));
-  }
-  while (!pairs.empty()) {
-    const auto best = std::ranges::min_element(pairs, {}, &MergedPair::rank);
-    if (best->rank == MergedPair::kNone) {
-      return;
-    }
-    const auto at = best - pairs.begin();
-    const auto i = static_cast<std::size_t>(at);
-    ids[i] = best->result;
-    ids.erase(ids.begin() + at + 1);
-    pairs.erase(best);
-    if (i > 0) {
-      pairs[i - 1] = merges.find(ids[i - 1], ids[i]);
-    }
-    if (i + 1 < ids.size()) {
-      pairs[i] = merges.find(ids[i], ids[i + 1]);
-    }
-  }
-}
-
-/// Symbols as a linked list, candidates in a heap; those that are out of date are skipped.
+/// Symbols are a linked list, candidates a heap. Outdated candidates are skipped.
 class HeapMerge {
  public:
   HeapMerge(const MergeTable& merges, BpeWorkspace& workspace)
@@ -154,10 +126,6 @@ void merge_symbols(const MergeTable& merges, BpeWorkspace& workspace) {
   const std::size_t count = workspace.ids.size();
   TESSERA_CHECK(count < kNoSymbol, "a word of ", count,
                 " characters is too long for a tokenizer: encode the text in parts");
-  if (count <= kMaxScanned) {
-    merge_by_scan(merges, workspace);
-    return;
-  }
   HeapMerge heap(merges, workspace);
   heap.run();
   heap.write(workspace.ids);
@@ -182,9 +150,9 @@ Bpe::Bpe(BpeModel model) : model_(std::move(model)), merges_(model_.merges) {
   find_inner_borders();
 }
 
-/// Without a pre-tokenizer the whole text is one word. It may still be cut where two characters
-/// meet that are neighbours in no token: no merge crosses such a place. The places before marks are
-/// enough, and give words that the cache has.
+/// Without a pre-tokenizer the whole text is one word. It may be cut between two characters that
+/// are neighbors in no token, since no merge crosses that place. Cuts before marks are enough, and
+/// give words for the cache.
 void Bpe::find_inner_borders() {
   std::unordered_set<TokenId> fallen_back;
   for (const auto& id : fallback_) {
@@ -233,7 +201,7 @@ void Bpe::encode(std::string_view word, std::vector<std::int64_t>& ids,
 
 void Bpe::encode_part(std::string_view word, std::vector<std::int64_t>& ids,
                       BpeWorkspace& workspace) const {
-  if (!WordCache::may_hold(word)) {
+  if (!WordCache::can_cache(word)) {
     merge_word(word, workspace);
     ids.insert(ids.end(), workspace.ids.begin(), workspace.ids.end());
     return;
@@ -260,9 +228,9 @@ void Bpe::merge_word(std::string_view word, BpeWorkspace& workspace) const {
   merge_symbols(merges_, workspace);
 }
 
-/// As the `tokenizers` package, including the order of unknown tokens and byte-fallback tokens.
+/// The order of unknown tokens and byte-fallback tokens is that of the `tokenizers` package.
 void Bpe::first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
-  bool unknown = false;  // one is still to be appended
+  bool unknown = false;  // an unknown token is not appended yet
   while (!word.empty()) {
     const std::string_view character =
         word.substr(0, model_.byte_level ? 1 : first_character(word).bytes);
@@ -343,7 +311,7 @@ std::vector<std::int64_t> BpeTokenizer::encode(std::string_view text) const {
   raw_.split(
       replace_invalid_utf8(text, valid),
       [&](std::string_view part, bool first) {
-        // Without a normalizer there is nothing to copy.
+        // No copy without a normalizer.
         const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
         normalized_.split(
             parts_.normalizers.empty() ? part : copy,

@@ -24,7 +24,7 @@
 
 namespace tessera::data {
 
-/// Two neighbours become one token; the lowest rank first.
+/// Two neighbors become one token; lower ranks first.
 struct Merge {
   TokenId left = 0;
   TokenId right = 0;
@@ -35,11 +35,11 @@ struct Merge {
 /// What a pair of tokens becomes.
 struct MergedPair {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
-  std::uint32_t rank = kNone;  ///< kNone: they are not merged
+  std::uint32_t rank = kNone;  ///< kNone: no merge
   TokenId result = 0;
 };
 
-/// Pairs to merges: a flat hash table, as looking up is most of the time of encoding.
+/// Merges by pair. A flat hash table, since most of the time of encoding is look-ups.
 class MergeTable {
  public:
   /// If a pair has several merges, the last one counts.
@@ -74,8 +74,8 @@ class MergeTable {
   int shift_ = 0;
 };
 
-/// The tokens of words that came lately. One place a word: a later one takes the place of an
-/// earlier one. 2 MiB. Not thread safe.
+/// The tokens of recent words: 2 MiB. Each word has one place; a later word replaces an earlier
+/// one. Not thread safe.
 class WordCache {
  public:
   /// One cache line.
@@ -93,9 +93,9 @@ class WordCache {
 
   WordCache() : entries_(kEntries) {}
 
-  static bool may_hold(std::string_view word) { return word.size() <= Entry::kBytes; }
+  static bool can_cache(std::string_view word) { return word.size() <= Entry::kBytes; }
 
-  /// Where a word that it may hold has its place.
+  /// The place of a word.
   Entry& place(std::string_view word) {
     return entries_[std::hash<std::string_view>()(word) % kEntries];
   }
@@ -135,11 +135,11 @@ struct BpeModel {
   bool byte_level = true;      ///< words begin as bytes; else as characters
   bool byte_fallback = false;  ///< characters without a token are tokens <0xHH>
   bool ignore_merges = true;   ///< a word that is a token is that token
-  bool fuse_unknown = false;   ///< neighbours without a token are one unknown token
+  bool fuse_unknown = false;   ///< adjacent characters without a token are one unknown token
   std::optional<TokenId> unknown;
 };
 
-/// Memory that encoding takes again and again. One thread at a time.
+/// Memory that is reused by encoding. One thread at a time.
 struct BpeWorkspace {
   struct Symbol {
     TokenId id = 0;
@@ -155,16 +155,14 @@ struct BpeWorkspace {
 
   WordCache cache;
   std::vector<TokenId> ids;
-  std::vector<MergedPair> pairs;
   std::vector<Symbol> symbols;
   std::vector<Candidate> candidates;
 };
 
-/// Merges workspace.ids until no pair of neighbours has a merge: the lowest rank first, of equal
-/// ones the leftmost.
+/// Merges workspace.ids until no pair has a merge: the lowest rank first, then the leftmost.
 void merge_symbols(const MergeTable& merges, BpeWorkspace& workspace);
 
-/// Byte-pair encoding (Sennrich et al., 2016) of words. Immutable.
+/// Encodes words. Immutable.
 class Bpe {
  public:
   explicit Bpe(BpeModel model);
@@ -193,20 +191,19 @@ class Bpe {
   std::unordered_set<std::string> before_mark_;       ///< characters that a token has before a mark
 };
 
-/// Ids are below this; the largest vocabularies have an eighth of it.
+/// Ids are below this; eight times the largest vocabularies.
 inline constexpr TokenId kMaxTokenId = 2'000'000;
 
-/// What a byte-pair tokenizer is made of.
 struct BpeTokenizerParts {
   std::vector<AddedToken> added;
   Normalizers normalizers;
   PreTokenizers pre_tokenizers;
   BpeModel model;
   Decoders decoders;
-  std::vector<std::string> texts;  ///< by id, as the decoders want them; "" for an id without token
+  std::vector<std::string> texts;  ///< by id, before the decoders; "" for an id without a token
   bool joined_by_spaces = false;   ///< how texts are joined if there are no decoders
   std::vector<std::int64_t> begin_tokens;
-  std::optional<bool> begins_texts;  ///< with them; not set: the files do not say
+  std::optional<bool> begins_texts;  ///< with begin_tokens; nullopt: unknown
   std::vector<std::int64_t> end_tokens;
 };
 
@@ -225,7 +222,7 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<bool> begins_texts() const override { return parts_.begins_texts; }
 
  private:
-  /// Lends workspaces to the threads that encode, so that what one has cached serves the next call.
+  /// Workspaces of the threads that encode. A later call uses the cache of an earlier one.
   class Workspaces {
    public:
     std::unique_ptr<BpeWorkspace> take();
@@ -239,8 +236,8 @@ class BpeTokenizer final : public Tokenizer {
   std::string normalize(std::string_view text) const;
 
   BpeTokenizerParts parts_;
-  AddedTokens raw_;            ///< looked for in the original text
-  AddedTokens normalized_;     ///< looked for in the normalized text
+  AddedTokens raw_;            ///< found in the original text
+  AddedTokens normalized_;     ///< found in the normalized text
   std::vector<bool> special_;  ///< by id
   Bpe bpe_;
   mutable Workspaces workspaces_;

@@ -1,5 +1,4 @@
-// The files beside a tokenizer's, as transformers' PreTrainedTokenizerBase.from_pretrained() reads
-// them.
+// Reads these files as transformers' PreTrainedTokenizerBase.from_pretrained() does.
 
 #include "files_beside.h"
 
@@ -24,7 +23,7 @@ constexpr std::array kSpecialKeys{"bos_token", "eos_token", "unk_token", "sep_to
                                   "pad_token", "cls_token", "mask_token"};
 constexpr const char* kExtraTokens = "extra_special_tokens";
 
-/// Null where there is no such file; noted where there is.
+/// Null without such a file; else the file is added to `read`.
 json read_json(const std::filesystem::path& file, FilesBeside& files) {
   if (!has_file(file)) {
     return {};
@@ -38,7 +37,7 @@ json read_json(const std::filesystem::path& file, FilesBeside& files) {
   }
 }
 
-/// A text, or an object with the token's flags.
+/// A text, or an object with flags.
 AddedToken read_token(const JsonField& field, bool special) {
   if (field.json().is_string()) {
     return {.content = field.text(), .normalized = !special, .special = special};
@@ -58,7 +57,7 @@ void read_decoder(const JsonField& field, FilesBeside& files) {
   }
 }
 
-/// Older than added_tokens_decoder.
+/// The older form of added_tokens_decoder.
 void read_added_tokens(const JsonField& field, FilesBeside& files) {
   field.require(field.json().is_object(), "an object of ids by their tokens");
   for (const auto& [content, unused] : field.json().items()) {
@@ -71,7 +70,7 @@ bool is_empty_text(const nlohmann::json& value) {
   return value.is_string() && value.get_ref<const std::string&>().empty();
 }
 
-/// Those of a key, in the order of the file.
+/// The tokens of a key, in the order of the file.
 std::vector<AddedToken> special_tokens_of(const JsonField& root, const char* key) {
   std::vector<AddedToken> tokens;
   const JsonField field = root.at(key);
@@ -83,7 +82,7 @@ std::vector<AddedToken> special_tokens_of(const JsonField& root, const char* key
   return tokens;
 }
 
-/// Each may have been named with an id already.
+/// The token may have an id already.
 void add_special_token(AddedToken token, FilesBeside& files) {
   token.special = true;
   const auto known = std::ranges::find(files.tokens, token.content,
@@ -145,7 +144,7 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
   return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
 }
 
-/// The classes of Llama's tokenizers put the tokens around a text themselves.
+/// Llama's tokenizer classes add the tokens around a text themselves.
 void read_ends(const JsonField& root, FilesBeside& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -224,7 +223,7 @@ Ids ids_of(const std::vector<std::string>& texts) {
   return ids;
 }
 
-/// What is not in the vocabulary gets the next id, as transformers gives it.
+/// A token outside the vocabulary gets the next id, as in transformers.
 TokenId id_of(const NamedToken& named, Ids& ids, std::vector<std::string>& texts) {
   const std::string& content = named.token.content;
   const auto [known, is_new] = ids.try_emplace(content, static_cast<TokenId>(texts.size()));
@@ -240,14 +239,14 @@ TokenId id_of(const NamedToken& named, Ids& ids, std::vector<std::string>& texts
   return id;
 }
 
-/// An end of a text, whether the files beside a tokenizer and its own template agree or not.
+/// One end of a text, as the files beside the tokenizer describe it.
 struct End {
   const char* key;
   std::optional<bool> adds;
   std::optional<std::string> text;
 };
 
-/// The tokens there. `of_template`: the template's.
+/// The tokens of this end. `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> end_of(const End& end, const std::vector<std::int64_t>& of_template,
                                  bool decides, const Ids& ids) {
   TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", end.key,

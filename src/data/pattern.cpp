@@ -268,7 +268,7 @@ class Translation {
         !std::ranges::all_of(
             name, [](char c) { return is_alphanumeric(c) || c == ' ' || c == '_' || c == '-'; }),
         rest_.substr(0, end + 1));
-    const bool is_script = name.size() > 2 && is_known("sc:" + name);
+    const bool is_script = is_known("sc:" + name);
     refuse_if(!is_script && !is_known(name), rest_.substr(0, end + 1));
     set_of_last_ = 'p';
     take(end + 1);

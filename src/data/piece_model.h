@@ -1,6 +1,6 @@
-// What a SentencePiece model is asked for. The library is linked to libtessera_sentencepiece.so
-// alone, which is loaded when a model is opened: it and libc10 both export FLAGS_minloglevel, of
-// other types, and in one scope of names its constructors write over libc10's memory.
+// The interface to a SentencePiece model. Only libtessera_sentencepiece.so links the library, and
+// it is loaded when a model is opened. The library and libc10 both export FLAGS_minloglevel, with
+// different types: in one scope of names its constructors overwrite libc10's memory.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// A loaded model. Its calls are const and safe for several threads.
+/// A loaded model. Its calls are thread safe.
 class PieceModel {
  public:
   virtual ~PieceModel() = default;
@@ -19,19 +19,19 @@ class PieceModel {
   virtual int id_of_begin() const = 0;  ///< -1: none
   virtual int id_of_end() const = 0;    ///< -1: none
   virtual std::string piece(int id) const = 0;
-  /// That of the unknown token for a text that is no piece.
+  /// The id of the unknown token for other texts.
   virtual int id(const std::string& piece) const = 0;
-  /// Return what is wrong; "": nothing.
+  /// Return an error, or "".
   virtual std::string encode(std::string_view text, std::vector<int>& ids) const = 0;
   virtual std::string decode(const std::vector<int>& ids, std::string& text) const = 0;
 };
 
-/// Loads a model from the bytes of its protobuf: nullptr, and what is wrong in `fault`, for others.
-/// The one function of libtessera_sentencepiece.so.
+/// Loads a model from its protobuf, or returns nullptr and sets `fault`. The only function of
+/// libtessera_sentencepiece.so.
 using LoadPieceModel = PieceModel* (*)(const std::string& model, std::string& fault);
 inline constexpr const char* kLoadPieceModel = "tessera_load_piece_model";
 
-/// The same by that library. Throws Error where Tessera was built without SentencePiece.
+/// Calls that library. Throws Error if Tessera was built without SentencePiece.
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault);
 
 }  // namespace tessera::data

@@ -12,10 +12,10 @@
 namespace tessera::data {
 namespace {
 
-/// How many tokens are checked before the first step, which takes a second at most. Later ones are
-/// checked when they are read.
+/// Tokens that are checked before the first step, within a second. Later tokens are checked when
+/// they are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
-/// A piece that stays in the cache.
+/// Fits into the cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
 
 class TokenWindows final : public SampleSource {
@@ -27,8 +27,7 @@ class TokenWindows final : public SampleSource {
     check_start();
   }
 
-  // A sample takes one token more than its inputs, the last target, which is the first input of the
-  // next sample.
+  // The last target of a sample is the first input of the next.
   std::int64_t size() const override {
     return std::max<std::int64_t>(tokens_->size() - 1, 0) / sequence_;
   }
@@ -51,8 +50,7 @@ class TokenWindows final : public SampleSource {
   }
 
  private:
-  /// A wrong tokenizer shows in nearly every text: better before the first step than in the middle
-  /// of an epoch.
+  /// Finds most wrong tokenizers before the first step.
   void check_start() const {
     const std::int64_t end = std::min(tokens_->size(), kCheckedAtStart);
     std::vector<std::int64_t> piece;
@@ -63,8 +61,8 @@ class TokenWindows final : public SampleSource {
     }
   }
 
-  /// An index outside of an embedding would be a crash on a GPU, far from its cause. `begin` is for
-  /// the message.
+  /// An index outside the embedding would crash on a GPU, far from the cause. `begin`: for the
+  /// message.
   void check_vocabulary(std::int64_t begin, std::span<const std::int64_t> tokens) const {
     const auto outside = [this](std::int64_t token) { return token < 0 || token >= vocabulary_; };
     const auto bad = std::find_if(tokens.begin(), tokens.end(), outside);
@@ -86,13 +84,12 @@ SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
 
 namespace {
 
-/// Tokens of one object, and which of them are learned.
 struct Sample {
   std::vector<std::int64_t> tokens;
   std::vector<bool> learned;
 };
 
-/// How many tokens begin both.
+/// The length of the common prefix.
 std::size_t common_tokens(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
   return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
@@ -125,7 +122,7 @@ class PromptCompletions final : public SampleSource {
     const std::size_t end = number + 1 < begins_.size() ? begins_[number + 1] : tokens_.size();
     std::ranges::fill(inputs, options_.end.back());
     std::ranges::fill(targets, kIgnoredTarget);
-    // The last token is a target only.
+    // The last token is only a target.
     for (std::size_t i = 0; begin + i + 1 < end; ++i) {
       inputs[i] = tokens_[begin + i];
       targets[i] = learned_[begin + i + 1] ? tokens_[begin + i + 1] : kIgnoredTarget;
@@ -160,8 +157,8 @@ class PromptCompletions final : public SampleSource {
     return sample_of(std::move(all), length);
   }
 
-  /// Where a prompt would leave no room for a target, its beginning is cut: until the whole
-  /// completion has room, or down to its last token. The tokens that texts begin with stay.
+  /// Cuts the beginning of a prompt that leaves no room for a target, until the whole completion
+  /// has room or one token of the prompt is left. The begin tokens stay.
   void cut_prompt(std::vector<std::int64_t>& tokens, std::size_t& prompt, std::size_t room) const {
     const std::size_t fixed = options_.begin.size();
     if (!options_.truncate || prompt < room || room <= fixed + 1) {
@@ -215,7 +212,7 @@ class PromptCompletions final : public SampleSource {
     TESSERA_CHECK(options_.truncate || size <= room, origin, ": the sample has ", size,
                   " tokens, but a sequence and its last target have ", room,
                   "; take longer sequences, or cut samples");
-    // Without anything before it a token can't be a target.
+    // The first token is never a target.
     if (!sample.learned.empty()) {
       sample.learned[0] = false;
     }
@@ -233,7 +230,7 @@ class PromptCompletions final : public SampleSource {
 
   std::int64_t sequence_;
   PromptOptions options_;
-  std::vector<std::uint32_t> tokens_;  ///< of all samples, one behind the other
+  std::vector<std::uint32_t> tokens_;  ///< of all samples, concatenated
   std::vector<bool> learned_;          ///< which of these are targets
   std::vector<std::size_t> begins_;    ///< where each sample begins in tokens_
 };
@@ -247,7 +244,7 @@ SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& toke
 
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options) {
-  // Opened as other input is, which refuses what is no regular file.
+  // Refuses anything but a regular file.
   const files::InputFile input(file, "a JSON Lines file");
   std::ifstream in(file, std::ios::binary);
   std::int64_t number = 0;

@@ -23,12 +23,11 @@
 namespace tessera::data {
 namespace {
 
-// libtessera_sentencepiece.so is loaded once, for the first model.
+// libtessera_sentencepiece.so is loaded with the first model.
 
 constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
 
-/// SentencePiece is to find its own names before those of the process, which AddressSanitizer
-/// refuses.
+/// SentencePiece must find its own names first. AddressSanitizer refuses that.
 int scope_of_names() {
   const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr;
   return sanitized ? RTLD_LOCAL : RTLD_LOCAL | RTLD_DEEPBIND;
@@ -37,7 +36,7 @@ int scope_of_names() {
 LoadPieceModel load_library() {
   const std::string path =
       detail::library_beside(reinterpret_cast<const void*>(&load_library), kLibrary);
-  // Never unloaded: models that it made live as long as the program likes.
+  // Never unloaded, since its models may live until the end.
   void* const library = dlopen(path.c_str(), RTLD_NOW | scope_of_names());
   TESSERA_CHECK(library != nullptr, "a SentencePiece model (tokenizer.model) was given, but ",
                 kLibrary, " cannot be loaded: ", dlerror(),
@@ -65,19 +64,19 @@ namespace {
 /// Ten times the largest that are known.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 
-/// As a field of a model's protobuf: normalizer_spec { add_dummy_prefix: false }. Behind a model it
-/// is joined with the normalizer_spec that is there.
+/// The protobuf field normalizer_spec { add_dummy_prefix: false }. Behind a model it is merged with
+/// the model's normalizer_spec.
 constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
-// -1 says that a model has no such token.
+// -1: the model has no such token.
 std::vector<std::int64_t> present(int id) {
   return id < 0 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{id};
 }
 
-/// Special and added tokens are found in the text, as transformers' LlamaTokenizer does; the pieces
-/// between them are the library's, whose calls are const and safe for several threads.
+/// Finds special and added tokens in the text, as transformers' LlamaTokenizer does. The library
+/// encodes the parts between them; its const calls are thread safe.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
@@ -104,7 +103,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
     std::vector<std::int64_t> all;
-    // The library itself would make one U+FFFD of each byte.
+    // The library would make a U+FFFD of each byte.
     std::string valid;
     added_.split(
         replace_invalid_utf8(text, valid),
@@ -114,7 +113,7 @@ class SentencePieceTokenizer final : public Tokenizer {
           all.insert(all.end(), ids.begin(), ids.end());
         },
         [&](TokenId id) {
-          // transformers takes a space alone, before a special token, for a prefix.
+          // transformers drops a single space before a special token as a prefix.
           if (!prefix_ && all.size() == 1 && special_.contains(id) && is_space(all[0])) {
             all.clear();
           }
@@ -130,7 +129,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
                     ": decode with the tokenizer that made it");
-      // Special tokens don't part what is around them.
+      // Special tokens do not separate their neighbors.
       if (special_.contains(token)) {
         continue;
       }
@@ -150,7 +149,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::optional<bool> begins_texts() const override { return begins_texts_; }
 
  private:
-  /// Those of the model itself, and those that the files beside it name.
+  /// The tokens of the model and of the files beside it.
   void add_tokens(const FilesBeside& beside) {
     std::vector<AddedToken> tokens;
     for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
@@ -186,7 +185,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return id < model_->size() && model_->piece(static_cast<int>(id)) == kSpaceMark;
   }
 
-  /// The id of a token's text, which may be new: then the next.
+  /// The id of a token's text; the next id for a new one.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;
@@ -202,8 +201,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  /// Encodes a part that is not the first. The library drops a space before a text; transformers
-  /// keeps it by a token before it, whose own pieces are left out.
+  /// Encodes a part behind the first. The library drops a space before a text. As transformers
+  /// does, an unknown token before it preserves the space; its pieces are removed.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);
@@ -224,13 +223,13 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::unique_ptr<PieceModel> model_;
-  std::unique_ptr<PieceModel> within_;  ///< which begins no text with a space
+  std::unique_ptr<PieceModel> within_;  ///< adds no space before a text
   bool legacy_ = true;                  ///< each part of a text between special tokens gets one
   bool prefix_ = true;                  ///< the first part gets one
   AddedTokens added_;
-  std::set<std::int64_t> special_;           ///< without a text
+  std::set<std::int64_t> special_;           ///< have no text
   std::map<std::string, std::int64_t> ids_;  ///< of the tokens in added_
-  std::vector<std::string> behind_;          ///< texts of those behind the model's own
+  std::vector<std::string> behind_;          ///< texts of tokens behind the model's
   std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;
 };

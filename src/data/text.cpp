@@ -19,7 +19,7 @@
 
 namespace tessera::data {
 
-/// A folder opens as a stream and fails at the first read only, without a reason.
+/// A folder opens as a stream and fails at the first read, without a reason.
 std::string read_text(const std::string& path) {
   TESSERA_CHECK(!std::filesystem::is_directory(path), "'", path, "' is a folder: give a text file");
   std::ifstream in(path, std::ios::binary);
@@ -30,13 +30,12 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-/// Nats per byte after the first: what a model reaches that has learnt which byte follows which.
-/// Examples compare their loss with it.
+/// Nats per byte after the first.
 double bigram_entropy(std::string_view text) {
   if (text.size() < 2) {
     return 0;
   }
-  // Counts of (byte, next byte): 512 KB, so not on the stack.
+  // 512 KiB are too much for the stack.
   std::vector<std::array<std::int64_t, 256>> pairs(256);
   for (std::size_t i = 1; i < text.size(); ++i) {
     ++pairs[static_cast<unsigned char>(text[i - 1])][static_cast<unsigned char>(text[i])];
@@ -59,7 +58,7 @@ double bigram_entropy(std::string_view text) {
 
 namespace {
 
-/// nlohmann's parser keeps its place on the heap: depth costs memory only.
+/// nlohmann's parser uses the heap for its depth.
 nlohmann::json parse_line(std::string_view line, const std::string& origin) {
   TESSERA_CHECK(!line.starts_with(detail::kByteOrderMark), origin,
                 ": the line begins with a byte order mark; save the file without one");
@@ -122,7 +121,7 @@ namespace {
 constexpr std::uint64_t kPieces = 64;
 constexpr std::uint64_t kPieceBytes = 4096;
 
-/// Where the pieces of a file begin: one behind the other if they cover it.
+/// The beginnings of the pieces. The pieces of a small file cover it.
 std::vector<std::uint64_t> piece_offsets(std::uint64_t bytes) {
   std::vector<std::uint64_t> offsets;
   if (bytes <= kPieces * kPieceBytes) {

@@ -29,7 +29,7 @@ struct TiktokenModelParts {
 
 constexpr const char* kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-/// That of OpenAI's o200k_base: words are split before a capital, and have their contractions.
+/// OpenAI's o200k_base: splits words before a capital; contractions belong to the word.
 constexpr const char* kLlama4Pattern =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
@@ -41,7 +41,7 @@ void append(std::vector<std::string>& names, std::initializer_list<const char*> 
   }
 }
 
-/// The reserved ones of a group from `first` on, until there are `total` names.
+/// The reserved names of a group from `first` on, until there are `total` names.
 void append_reserved(std::vector<std::string>& names, const std::string& group, int first,
                      std::size_t total) {
   for (int i = first; names.size() < total; ++i) {
@@ -49,7 +49,7 @@ void append_reserved(std::vector<std::string>& names, const std::string& group, 
   }
 }
 
-/// Those of Llama 3.1 to 3.3; Llama 3.0's are the same, or reserved.
+/// Llama 3.1 to 3.3. Llama 3.0 has the same or reserved names.
 std::vector<std::string> llama3_special_tokens() {
   std::vector<std::string> names;
   append(names, {"begin_of_text", "end_of_text", "reserved_special_token_0",
@@ -104,14 +104,14 @@ TiktokenModel tiktoken_model_of(std::size_t ranks) {
 constexpr std::uint64_t kMaxModelFileBytes = 100'000'000;
 /// The longest of Llama 3 has 128.
 constexpr std::size_t kMaxTokenBytes = 1000;
-/// A token is looked up in two parts at each of its places: the square of its bytes, summed over
-/// all tokens. Llama 3's come to 10 million.
+/// The sum of the squared sizes of all tokens, which is the time to find merges. Llama 3 has 10
+/// million.
 constexpr std::size_t kMaxMergeWork = 1'000'000'000;
 
 constexpr std::string_view kBase64Alphabet =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The bytes of a text in base64 (RFC 4648, with padding); nothing if it is not.
+/// The bytes of base64 (RFC 4648, with padding); nullopt for other texts.
 std::optional<std::string> decode_base64(std::string_view text) {
   if (text.size() % 4 != 0) {
     return std::nullopt;
@@ -161,7 +161,7 @@ std::vector<std::string> read_ranks(std::string_view text) {
   return tokens;
 }
 
-/// Two tokens are merged if their bytes are a token, whose rank counts.
+/// Two tokens are merged if their bytes together are a token; its rank counts.
 std::vector<Merge> merges_of_ranks(const Vocabulary& vocabulary) {
   std::vector<Merge> merges;
   for (const auto& [bytes, id] : vocabulary) {

@@ -37,8 +37,8 @@ constexpr ShardKind kUint32Shard{20240801, 7, sizeof(std::uint32_t)};
 
 static_assert(std::endian::native == std::endian::little, "token shards are little endian");
 
-/// The magic tells how wide tokens are. Version 1 is accepted for both kinds: what follows the
-/// header is the same.
+/// The magic number tells the size of a token. Version 1 is accepted for both kinds: the data are
+/// the same.
 const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   for (const ShardKind* kind : {&kUint16Shard, &kUint32Shard}) {
     if (header[0] != kind->magic) {
@@ -54,11 +54,11 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
        " (uint32): give token shards, or tokenize the text first (llama_train --text does)");
 }
 
-/// One shard: its file and how to read a token. The file is open only while it is read: a data set
-/// may have more shards than a process may have files open.
+/// A shard's file is open only during a read: a data set may have more shards than a process may
+/// have open files.
 class Shard {
  public:
-  // All checks are made here, so that no read later begins behind the tokens.
+  // All checks are here, so that later reads are inside the tokens.
   explicit Shard(const std::string& path) : path_(path) {
     const files::InputFile file = open();
     const std::uint64_t bytes = file.size();
@@ -71,8 +71,7 @@ class Shard {
     TESSERA_CHECK(header[2] >= 0, "token shard '", path, "' says that it holds ", header[2],
                   " tokens: write it again");
     size_ = header[2];
-    // The size of the file against the header: a copy that broke off is found before training
-    // begins.
+    // Finds an incomplete copy before training begins.
     const auto expected = kShardHeaderBytes + static_cast<std::size_t>(size_) * token_bytes_;
     TESSERA_CHECK(bytes == expected, "token shard '", path, "' says that it holds ", size_,
                   " tokens (", expected, " bytes with the header) but has ", bytes,
@@ -107,7 +106,7 @@ class Shard {
   std::int64_t size_ = 0;
 };
 
-/// Immutable after it is made, so that threads may read at once.
+/// Immutable, so that threads may read at the same time.
 class ShardedTokens final : public TokenSource {
  public:
   explicit ShardedTokens(const std::vector<std::string>& paths) {
@@ -134,7 +133,6 @@ class ShardedTokens final : public TokenSource {
 
  private:
   std::vector<Shard> shards_;
-  // Rising, so that a position is found by bisection.
   std::vector<std::int64_t> ends_;  ///< position after each shard's last token
 };
 
@@ -142,7 +140,7 @@ const ShardKind& kind_of(TokenWidth width) {
   return width == TokenWidth::kUint16 ? kUint16Shard : kUint32Shard;
 }
 
-/// `before`: tokens of the shard that came earlier, for the message.
+/// `before`: the number of earlier tokens of the shard, for the message.
 template <class Token>
 std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t before) {
   std::vector<Token> result;
@@ -243,7 +241,7 @@ class MemoryTokens final : public TokenSource {
   std::vector<Token> tokens_;
 };
 
-/// Whether all values from `least` to `most` are those of a type.
+/// Whether a type has all values from `least` to `most`.
 template <class Token>
 bool fits(std::int64_t least, std::int64_t most) {
   return least >= 0 && most <= std::numeric_limits<Token>::max();
@@ -251,14 +249,14 @@ bool fits(std::int64_t least, std::int64_t most) {
 
 }  // namespace
 
-/// The condition has no begin + count, which could overflow.
+/// begin + count could overflow.
 void TokenSource::check_range(std::int64_t begin, std::int64_t count) const {
   TESSERA_CHECK(begin >= 0 && begin <= size() && count <= size() - begin, "tokens [", begin, ", ",
                 begin + count, ") were asked for, but there are ", size(),
                 ": ask for a range inside them");
 }
 
-/// The smallest type that holds them all: a text of bytes would take eight times its size.
+/// Uses the smallest type: a text of bytes would otherwise take eight times its size.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens) {
   const auto [least, most] = std::ranges::minmax_element(tokens);
   if (tokens.empty() || fits<std::uint8_t>(*least, *most)) {

@@ -17,7 +17,7 @@ namespace {
 
 enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 
-/// The beginning of a file; a line of tiktoken's form is in it.
+/// The beginning of a file, enough for a line of tiktoken's form.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 16 * 1024;
   const tessera::files::InputFile file(path, "a tokenizer");
@@ -29,7 +29,7 @@ std::string beginning_of(const std::filesystem::path& path) {
 /// "TOKEN RANK", the token in base64.
 bool is_tiktoken_line(std::string_view line) {
   if (line.ends_with('\r')) {
-    line.remove_suffix(1);  // the reader says what is wrong
+    line.remove_suffix(1);  // refused by the reader
   }
   const std::size_t space = line.find(' ');
   const auto is_base64 = [](char c) {
@@ -106,7 +106,7 @@ TokenizerPtr open_tokenizer(const std::string& path) {
 
 namespace {
 
-/// Needs no file and loses nothing: for tests and small examples.
+/// For tests and small examples: needs no file.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return 256; }
@@ -139,12 +139,12 @@ namespace {
 
 /// A character has at most four bytes.
 constexpr std::size_t kMaxUnfinished = 3;
-/// Tokens before the new ones that decide how those are decoded: the space before a word. More than
-/// those that are not finished.
+/// Earlier tokens that change how the next are decoded (the space before a word). More than the
+/// tokens of an incomplete character.
 constexpr std::size_t kContext = kMaxUnfinished + 1;
 
-/// How many bytes at the end of `text` further tokens may change. Some tokenizers decode each byte
-/// of what is not complete to a replacement character.
+/// The number of bytes at the end of `text` that further tokens may change. Some tokenizers decode
+/// each byte of an incomplete character to U+FFFD.
 std::size_t unfinished_suffix(std::string_view text) {
   std::size_t bytes = incomplete_suffix(text);
   if (bytes > 0) {
@@ -168,7 +168,7 @@ StreamDecoder::StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int6
   for (; first < before.size(); ++first) {
     push(before[first]);
   }
-  // Bytes of a character that is not complete have been shown too.
+  // Bytes of an incomplete character count as returned.
   given_ = tokenizer_->decode(window_).size();
 }
 
@@ -178,21 +178,20 @@ std::string StreamDecoder::push(std::int64_t token) {
   }
   window_.push_back(token);
   const std::string text = tokenizer_->decode(window_);
-  return give_all_but(unfinished_suffix(text), text);
+  return take_new(unfinished_suffix(text), text);
 }
 
 std::string StreamDecoder::finish() {
-  return give_all_but(0, tokenizer_->decode(window_));
+  return take_new(0, tokenizer_->decode(window_));
 }
 
-/// A model's vocabulary may be padded beyond the tokenizer's: transformers decodes these to
-/// nothing.
+/// The padding of a model's vocabulary has no text, as in transformers.
 bool StreamDecoder::has_own_text(std::int64_t token) const {
-  // Twice, as some decoders take the space at the beginning.
+  // Twice, since some decoders remove the space at the beginning.
   return token < tokenizer_->vocabulary() && !tokenizer_->decode({token, token}).empty();
 }
 
-/// A space alone has its text only behind others, where a decoder takes all space at the beginning.
+/// Where a decoder removes all space at the beginning, a space has text only behind other tokens.
 bool StreamDecoder::has_text(std::int64_t token) const {
   if (token >= tokenizer_->vocabulary()) {
     return false;
@@ -205,13 +204,13 @@ bool StreamDecoder::has_text(std::int64_t token) const {
   return tokenizer_->decode(with) != tokenizer_->decode(window_);
 }
 
-std::string StreamDecoder::give_all_but(std::size_t held, std::string_view text) {
-  text.remove_suffix(held);
+std::string StreamDecoder::take_new(std::size_t unfinished, std::string_view text) {
+  text.remove_suffix(unfinished);
   std::string piece(text.substr(std::min(given_, text.size())));
   given_ = std::max(given_, text.size());
   if (window_.size() > 2 * kContext) {
     shorten_window();
-    given_ = tokenizer_->decode(window_).size() - held;
+    given_ = tokenizer_->decode(window_).size() - unfinished;
   }
   return piece;
 }
@@ -219,7 +218,7 @@ std::string StreamDecoder::give_all_but(std::size_t held, std::string_view text)
 void StreamDecoder::shorten_window() {
   const auto end_of_old = window_.end() - kContext;
   std::vector<std::int64_t> window(end_of_old, window_.end());
-  // Spaces alone need a text before them.
+  // Spaces need a token with text before them.
   if (tokenizer_->decode(window).empty()) {
     const auto text = std::find_if(std::reverse_iterator(end_of_old), window_.rend(),
                                    [&](std::int64_t token) { return has_own_text(token); });

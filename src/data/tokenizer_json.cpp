@@ -21,7 +21,7 @@ void set_text(std::vector<std::string>& texts, TokenId id, const std::string& te
   texts[id] = text;
 }
 
-/// Ids by the text of the file: what merges and added tokens refer to.
+/// Ids by the texts of the file.
 Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& texts) {
   field.require(field.json().is_object(), "an object of tokens");
   Vocabulary vocabulary;
@@ -67,7 +67,7 @@ std::vector<Merge> read_merges(const JsonField& field, const Vocabulary& vocabul
   return merges;
 }
 
-/// The same tokens as the bytes that they stand for; others can't come from a text.
+/// The tokens as bytes. Tokens that are no bytes cannot occur.
 Vocabulary as_bytes(const Vocabulary& vocabulary) {
   Vocabulary bytes;
   bytes.reserve(vocabulary.size());
@@ -140,7 +140,7 @@ void read_added_tokens(const JsonField& field, const Vocabulary& vocabulary,
 }
 
 BpeTokenizerParts read_parts(const JsonField& root) {
-  // Truncation and padding are for batches of one use; a tokenizer of a text has neither.
+  // "truncation" and "padding" concern batches and are ignored.
   root.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
              "post_processor", "decoder", "model"});
   // Checked first: other models have other vocabularies. Old files do not name the type.
@@ -163,8 +163,8 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// transformers gives a ByteLevel that stands alone the flag that is beside the tokenizer; of a
-/// class that is not Llama's false where there is none.
+/// transformers sets the flag of a ByteLevel that is the whole pre_tokenizer from
+/// tokenizer_config.json; without one it is false for classes other than Llama's.
 void check_prefix(const JsonField& step, const FilesBeside& beside) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

@@ -22,7 +22,7 @@
 
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"

@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include "data/small_model.h"
+#include "data/small_tokenizers.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 

@@ -5,8 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "data/small_model.h"
-#include "data/tokenizer/small_tokenizers.h"
+#include "data/small_tokenizers.h"
 #include "fuzz_input/samples.h"
 
 namespace {

@@ -50,12 +50,6 @@ class PlainStream final : public ByteStream {
     return count;
   }
 
-  void skip(std::uint64_t bytes) override {
-    TESSERA_CHECK(bytes <= file_.size() - offset_, "'", file_.path().string(),
-                  "' is shorter than it was; tokenize it anew, under another --out");
-    offset_ += bytes;
-  }
-
   std::uint64_t consumed() const override { return offset_; }
 
  private:
@@ -195,17 +189,6 @@ class ZstdStream final : public CompressedStream {
 
 }  // namespace
 
-void ByteStream::skip(std::uint64_t bytes) {
-  std::vector<char> passed(std::min<std::uint64_t>(bytes, 1 << 20));
-  while (bytes > 0) {
-    const auto wanted = std::min<std::uint64_t>(bytes, passed.size());
-    const std::size_t got = read(std::span(passed).first(wanted));
-    TESSERA_CHECK(got == wanted,
-                  "a file is shorter than it was; tokenize it anew, under another --out");
-    bytes -= got;
-  }
-}
-
 std::unique_ptr<ByteStream> open_stream(const std::string& path) {
   InputFile file(path, "a text, JSONL, gzip or zstd file");
   if (begins_with(file, kGzipMagic)) {
@@ -261,12 +244,11 @@ std::size_t cut_of(std::string_view text) {
   return text.size();
 }
 
-DocumentReader::DocumentReader(std::vector<std::string> files, bool all_json, PiecePlace place)
-    : files_(std::move(files)), all_json_(all_json), place_(place) {}
+DocumentReader::DocumentReader(std::vector<std::string> files, bool all_json)
+    : files_(std::move(files)), all_json_(all_json) {}
 
 void DocumentReader::open() {
   stream_ = open_stream(files_[place_.file]);
-  stream_->skip(place_.offset);
   buffer_.clear();
   begin_ = 0;
   at_end_ = false;

@@ -12,16 +12,14 @@
 
 namespace llama {
 
-/// The contents of a file from the first byte to the last. One thread at a time.
+/// Reads the contents of a file in order. Not thread safe.
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
   /// Fills `out` and returns its size, or less at the end. Throws Error for damaged data, with the
   /// place in the file.
   virtual std::size_t read(std::span<char> out) = 0;
-  /// Passes over so many bytes. Throws Error if there are fewer.
-  virtual void skip(std::uint64_t bytes);
-  /// How many bytes of the file itself have been read.
+  /// The number of bytes of the file that were read.
   virtual std::uint64_t consumed() const = 0;
 };
 
@@ -31,15 +29,15 @@ std::unique_ptr<ByteStream> open_stream(const std::string& path);
 
 /// Where a piece begins.
 struct PiecePlace {
-  std::size_t file = 0;      ///< its place in the list of files
+  std::size_t file = 0;      ///< its index
   std::uint64_t offset = 0;  ///< in the contents of the file
   std::uint64_t line = 1;    ///< line number in a JSONL file
 };
 
-/// A document, or a part of a text file that is too long to be tokenized at once.
+/// A document, or a part of a long text file. Pieces are tokenized alone.
 struct Piece {
   PiecePlace place;
-  std::string text;  ///< in a JSONL file the whole line
+  std::string text;  ///< a whole line of a JSONL file
   bool is_json = false;
   bool begins = true, ends = true;  ///< a document begins, or ends, with this piece
 };
@@ -49,17 +47,17 @@ inline constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 /// A longer line of a JSONL file is refused.
 inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
 
-/// Where a text that goes on behind `text` is cut, at most at its end: behind the last line end
-/// between two characters that are no white space, since tokenizers of bytes split there anyway; or
-/// else behind the last line end; or else at a character. > 0.
+/// Where to cut a text that begins with `text`: behind the last line end between two characters
+/// that are not white space, since byte-level tokenizers split there anyway; else behind the last
+/// line end; else at a character. > 0.
 std::size_t cut_of(std::string_view text);
 
-/// Reads files, one after another. A file is one document; of a JSONL file each line that is not
-/// blank is one.
+/// Reads files in order. A file is one document; in a JSONL file each line that is not blank is
+/// one.
 class DocumentReader {
  public:
-  /// From `place` on, where a piece began. `all_json`: whatever the names of the files.
-  DocumentReader(std::vector<std::string> files, bool all_json, PiecePlace place);
+  /// `all_json`: all files are JSONL, whatever their names.
+  DocumentReader(std::vector<std::string> files, bool all_json);
   /// The next piece, never empty; nullopt at the end of the last file. Throws Error for a file that
   /// can't be read and for a line of more than kLineBytes.
   std::optional<Piece> next();

@@ -34,11 +34,9 @@ constexpr std::chrono::seconds kProgressEvery{5};
 /// Lines on stderr, a few a minute.
 class Progress {
  public:
-  Progress(const std::vector<std::string>& files, std::size_t first) {
-    for (std::size_t i = 0; i < files.size(); ++i) {
-      const std::uintmax_t bytes = std::filesystem::file_size(files[i]);
-      total_ += bytes;
-      before_ += i < first ? bytes : 0;
+  explicit Progress(const std::vector<std::string>& files) {
+    for (const std::string& file : files) {
+      total_ += std::filesystem::file_size(file);
     }
   }
 
@@ -49,10 +47,9 @@ class Progress {
     }
     shown_ = now;
     const double seconds = std::chrono::duration<double>(now - start_).count();
-    const std::uint64_t done = before_ + reader.consumed();
     std::cerr << fmt::format(
                      "llama_tokenize: {:.1f}% of {} bytes, {} tokens, {} shards, {:.1f} MB/s\n",
-                     100.0 * static_cast<double>(done) /
+                     100.0 * static_cast<double>(reader.consumed()) /
                          static_cast<double>(std::max<std::uint64_t>(total_, 1)),
                      total_, shards.tokens(), shards.shards(),
                      static_cast<double>(reader.consumed()) / 1e6 / seconds)
@@ -60,19 +57,14 @@ class Progress {
   }
 
  private:
-  std::uint64_t total_ = 0, before_ = 0;
+  std::uint64_t total_ = 0;
   Clock::time_point start_ = Clock::now(), shown_ = start_;
-};
-
-struct Encoded {
-  PiecePlace place;
-  std::vector<std::int64_t> tokens;
 };
 
 /// Some pieces, and their tokens in the future.
 struct Chunk {
   std::size_t bytes;
-  std::future<std::vector<Encoded>> tokens;
+  std::future<std::vector<std::int64_t>> tokens;
 };
 
 class Pipeline {
@@ -81,8 +73,8 @@ class Pipeline {
       : threads_(static_cast<std::size_t>(options.threads)),
         encoder_(encoder),
         shards_(shards),
-        reader_(encoder.files, options.jsonl, shards.start()),
-        progress_(encoder.files, shards.start().file) {}
+        reader_(encoder.files, options.jsonl),
+        progress_(encoder.files) {}
 
   void run() {
     while (std::optional<Piece> piece = reader_.next()) {
@@ -107,12 +99,12 @@ class Pipeline {
     }
     under_way_ += bytes_;
     auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
-      std::vector<Encoded> encoded;
+      std::vector<std::int64_t> tokens;
       for (Piece& piece : pieces) {
-        const PiecePlace place = piece.place;
-        encoded.push_back({place, encoder(std::move(piece))});
+        const std::vector<std::int64_t> some = encoder(std::move(piece));
+        tokens.insert(tokens.end(), some.begin(), some.end());
       }
-      return encoded;
+      return tokens;
     };
     chunks_.push_back(
         {std::exchange(bytes_, 0), std::async(std::launch::async, std::move(encode))});
@@ -121,9 +113,7 @@ class Pipeline {
   void write_first() {
     Chunk chunk = std::move(chunks_.front());
     chunks_.pop_front();
-    for (const Encoded& piece : chunk.tokens.get()) {
-      shards_.append(piece.place, piece.tokens);
-    }
+    shards_.append(chunk.tokens.get());
     under_way_ -= chunk.bytes;
     progress_.update(reader_, shards_);
   }
@@ -148,18 +138,13 @@ int tokenize(std::vector<std::string> arguments) {
   const PieceEncoder encoder = make_encoder(options, list_files("FILES", options.files));
   const bool narrow = encoder.tokenizer->vocabulary() <=
                       std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
-  const OutputLock lock(options.out);
-  ShardSet shards(options.out, describe(options, encoder),
-                  narrow ? data::TokenWidth::kUint16 : data::TokenWidth::kUint32,
+  ShardSet shards(options.out, narrow ? data::TokenWidth::kUint16 : data::TokenWidth::kUint32,
                   options.shard_tokens);
-  const bool done = shards.is_complete();
-  if (!done) {
-    Pipeline(options, encoder, shards).run();
-  }
+  Pipeline(options, encoder, shards).run();
   const auto files = static_cast<std::int64_t>(encoder.files.size());
-  std::cout << fmt::format("{}: {} in {} of {}{}\n", options.out, counted(shards.tokens(), "token"),
+  std::cout << fmt::format("{}: {} in {} of {}\n", options.out, counted(shards.tokens(), "token"),
                            counted(static_cast<std::int64_t>(shards.shards()), "shard"),
-                           counted(files, "file"), done ? ", which were there" : "");
+                           counted(files, "file"));
   return 0;
 }
 

@@ -19,7 +19,7 @@ void declare(CLI::App& app, TokenizeOptions& o) {
                  "tokenizer.json or tokenizer.model, or the folder of a model")
       ->option_text("FILE|DIR|ORG/NAME")
       ->transform(hub_name(tessera::HubItem::kTokenizer));
-  app.add_option("--out", o.out, "Writes PREFIX_000000.bin, PREFIX_000001.bin, ... and PREFIX.json")
+  app.add_option("--out", o.out, "Writes PREFIX_000000.bin, PREFIX_000001.bin and so on")
       ->option_text("PREFIX");
   app.add_option("files", o.files, "Text or JSONL files, also gzip's or zstd's; globs, in quotes")
       ->option_text("FILES...");
@@ -38,18 +38,6 @@ void declare(CLI::App& app, TokenizeOptions& o) {
       ->check(number_between(1, 256));
 }
 
-/// The shards' own names are looked for where they are written.
-void check_outputs(const TokenizeOptions& o) {
-  std::vector<NamedFile> files{{"--tokenizer", o.tokenizer, /*is_read=*/true}};
-  for (const std::string& file : o.files) {
-    files.push_back({"FILES", file, /*is_read=*/true});
-  }
-  for (const char* ending : {".json", ".lock"}) {
-    files.push_back({std::string("PREFIX") + ending + " of --out", o.out + ending});
-  }
-  check_files_differ(files);
-}
-
 }  // namespace
 
 TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
@@ -65,7 +53,6 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   TESSERA_CHECK(!o.files.empty(), "no files given; name text or JSONL files");
   TESSERA_CHECK(o.eos || o.eos_token.empty(),
                 "--eos-token is given with --no-eos; leave one of them out");
-  check_outputs(o);
   if (o.threads == 0) {
     o.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
   }

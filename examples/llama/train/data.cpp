@@ -119,7 +119,7 @@ EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
 data::SampleSourcePtr open_prompts(const TrainOptions& options, const EdgeTokens& edges,
                                    const data::TokenizerPtr& tokenizer) {
   const std::vector<std::string> files = list_files("--jsonl", options.jsonl);
-  DocumentReader reader(files, /*all_json=*/true, {});
+  DocumentReader reader(files, /*all_json=*/true);
   const data::JsonLines lines = [&]() -> std::optional<data::JsonLine> {
     std::optional<Piece> line = reader.next();
     if (!line) {

@@ -50,10 +50,8 @@ training::StepRange step_range(const std::string& text) {
 }
 
 training::RecordingOptions recording_options(const TrainOptions& o) {
-  return {.trace = o.trace,
-          .trace_steps = step_range(o.trace_steps),
-          .profile = o.profile,
-          .memory_report = o.memory_report,
+  return {.profile = o.profile,
+          .profile_steps = step_range(o.profile_steps),
           .steps = o.steps,
           .device = o.device,
           .names = kNames};
@@ -139,7 +137,6 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
     save_if_due(parts, stopped);
   }
   parts.log.end();
-  parts.recording.end(*run.world);
   return !stopped;
 }
 
@@ -162,7 +159,7 @@ bool evaluate_at_end(RunParts& parts) {
 bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopSignals* signals) {
   check_same_start(*world, options.shared, model_config(options));
   choose_kernels(options);
-  training::Recording recording(recording_options(options));  // before the model: it counts memory
+  training::Recording recording(recording_options(options));
   training::Checkpointer checkpoints(checkpoint_options(options), world);
   LlamaRun run(options, world, checkpoints.loads());
   training::MetricLog log(metric_options(options), world);
@@ -173,7 +170,7 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
   if (checkpoints.loads()) {
     load_checkpoint(run, checkpoints, parts.entries);
   }
-  recording.begin(run.mesh, *run.model, run.state.step);
+  recording.begin(*run.world, run.state.step);
   // After all that may fail before the first step: a failed start leaves no files.
   prepare_outputs(run, checkpoints, log);
 
@@ -190,7 +187,7 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
   const std::exception_ptr unsaved = checkpoints.finish(run.state, parts.entries);
   if (finished) {
     training::with_averaged_weights(*run.optimizer, [&run] { export_weights(run); });
-    write_report(run, log);
+    write_record(run);
   }
   if (unsaved) {
     std::rethrow_exception(unsaved);

@@ -12,7 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/kernels/fused.h"
-#include "tessera/observe/tensor_memory.h"
+#include "tessera/observe/memory.h"
 
 namespace {
 

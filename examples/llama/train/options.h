@@ -78,7 +78,7 @@ struct TrainOptions {
   std::vector<std::string> exclude;  ///< "optimizer", "data"
 
   std::string metrics, save_hf, save_hf_dtype;
-  std::string trace, trace_steps, profile, memory_report;
+  std::string profile, profile_steps;
   std::string print_plan;  ///< "": no; "table" or "json"
   bool verify = false;
   std::int64_t log_every = 10;
@@ -107,8 +107,8 @@ struct TrainOptions {
 /// The table of all flags in docs/programs/training.md.
 std::string flags_page();
 
-/// Where report.html of a run with --metrics is written.
-std::filesystem::path report_file(const TrainOptions& options);
+/// Where run.json of a run with --metrics is written.
+std::filesystem::path record_file(const TrainOptions& options);
 
 /// Whether the run continues from its own checkpoints, if there are any.
 bool resumes(const TrainOptions& options);

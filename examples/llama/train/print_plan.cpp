@@ -10,8 +10,8 @@
 #include "examples/llama/train/run.h"
 #include "tessera/comm/fake_world.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/observe/sharding_table.h"
-#include "tessera/observe/tensor_memory.h"
+#include "tessera/observe/memory.h"
+#include "tessera/observe/run_record.h"
 #include "tessera/tensor_parallel/plan_table.h"
 
 namespace llama {

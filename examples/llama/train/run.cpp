@@ -16,7 +16,7 @@
 
 #include "examples/llama/start.h"
 #include "tessera/core/layout_math.h"
-#include "tessera/observe/flops.h"
+#include "tessera/observe/metrics.h"
 
 namespace llama {
 
@@ -457,8 +457,6 @@ std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads, const 
   for (const auto& [name, slot] : model->named_buffer_slots()) {
     slot->swap(slot->get().to(c10::Device(run.options.device)));
   }
-  // Does nothing without TESSERA_COMPARE.
-  observe::compare_runs(*model, run.mesh, batch_mesh(run.mesh).shape().names());
   return model;
 }
 

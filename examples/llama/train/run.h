@@ -179,8 +179,8 @@ void print_start(const LlamaRun& run, const tessera::training::Checkpointer& che
 /// --save-lora, --merge-lora and --save-hf. Collective.
 void export_weights(LlamaRun& run);
 
-/// report.html of --metrics.
-void write_report(const LlamaRun& run, const tessera::training::MetricLog& log);
+/// run.json of --metrics.
+void write_record(const LlamaRun& run);
 
 /// Takes the folder of --output-dir for this run, and leaves its resolved flags there: config.toml,
 /// or config-2.toml and so on where the run is resumed. `goes_on`: whether a step was loaded; a run

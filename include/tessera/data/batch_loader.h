@@ -19,7 +19,7 @@ namespace tessera::data {
 
 class Mixture;
 
-/// A part of the data, and how often its samples are taken: `weight` against those of the others.
+/// A source of samples. Its share of the samples is its weight over the sum of all weights.
 struct WeightedSamples {
   SampleSourcePtr samples;
   double weight = 1;
@@ -28,10 +28,10 @@ struct WeightedSamples {
 /// How samples become batches.
 struct BatchOptions {
   std::int64_t batch = 1;  ///< sequences
-  /// The seed of an order for each pass over a source.
+  /// Seed of the order of samples, which differs in each pass over a source.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Positions start again after it, and its own target, which
-  /// would be another document's token, is kIgnoredTarget.
+  /// The token that ends a document. Positions restart after it, and its target, a token of another
+  /// document, becomes kIgnoredTarget.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -40,24 +40,22 @@ struct RowRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// The rows of rank `rank` in a batch that all ranks compute in `micro_batches` parts, one after
-/// the other: each part is shared out among the ranks. So a micro-batch has the same rows on any
-/// number of ranks, and its dropout the same random numbers. Throws Error unless ranks times
-/// micro-batches divide the batch.
+/// The rows of a rank for a batch in `micro_batches` parts. Each part is divided among the ranks,
+/// so a micro-batch has the same rows, and its dropout the same random numbers, on any number of
+/// ranks. Throws Error unless ranks times micro-batches divide the batch.
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
-/// Batches of samples. Row i of step s is sample n = s * batch + i of the order. One source: sample
-/// n of it, modulo their number. Several sources: among the first N samples of the order each
-/// source has its weight's share, to within log2 of the number of sources; it gives its samples in
-/// their order, and starts again after the last. With a shuffle each pass over a source has its own
-/// order, drawn by the seed: each sample once, the same on every mesh. Every rank makes the same
-/// loader and loads its own rows: not collective, and a run may continue from any step. Immutable,
-/// so threads may share it.
+/// Batches of samples. Row i of step s is sample n = s * batch + i of the order. With one source
+/// that is its sample n, modulo their number. With several sources each source has its weight's
+/// share of the first N samples, within log2 of the number of sources; a source gives its samples
+/// in order and repeats. With a shuffle each pass over a source has another order, which has each
+/// sample once and is the same on every mesh. Every rank makes the same loader and loads its own
+/// rows: not collective. A run may continue from any step. Immutable, so threads may share it.
 class BatchLoader {
  public:
-  /// Throws Error if a source has fewer samples than a batch may take of it, for sources of several
-  /// sequence lengths, and for weights that are not positive.
+  /// Throws Error if a source has too few samples for its share of a batch, if sequence lengths
+  /// differ, and for weights that are not positive.
   BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options);
   /// Batches of token_windows().
   BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
@@ -67,26 +65,24 @@ class BatchLoader {
   struct Batch {
     at::Tensor inputs;     ///< (rows, S) int64, on the CPU
     at::Tensor targets;    ///< (rows, S) int64, on the CPU
-    at::Tensor positions;  ///< (rows, S) int64, of tokens in their document; undefined without any
-    /// The positions where to() has found them, of which a Llama makes its documents without
-    /// waiting for a GPU.
+    at::Tensor positions;  ///< (rows, S) int64, within the document; undefined without documents
+    /// The positions in host memory, so that a Llama finds its documents without waiting for a GPU.
     at::Tensor host_positions{};
 
-    /// The same on `device`. To a GPU the copies are queued on the current stream, and the caller
-    /// does not wait if the batch is pinned.
+    /// A copy on `device`. Copies to a GPU are queued on the current stream; a pinned batch does
+    /// not make the caller wait.
     Batch to(c10::Device device) const;
     /// Rows [first, first + count), in the same memory.
     Batch rows(std::int64_t first, std::int64_t count) const;
   };
-  /// Rows [first, last) of the batch of `step` (0-based). `pinned`: in page-locked memory, for a
-  /// program that uses CUDA. Throws Error for a token that the model does not have, with its
-  /// position.
+  /// Rows [first, last) of the batch of `step`, which counts from 0. `pinned`: in page-locked
+  /// memory, for CUDA. Throws Error for a token outside the vocabulary, with its position.
   Batch load(std::int64_t step, std::int64_t first, std::int64_t last, bool pinned = false) const;
-  /// The same of several ranges, one behind the other.
+  /// Several ranges, concatenated.
   Batch load(std::int64_t step, std::span<const RowRange> ranges, bool pinned = false) const;
   /// The number of distinct samples of all sources.
   std::int64_t samples() const;
-  /// Whether targets may be kIgnoredTarget, so that ranks count differently many.
+  /// Whether targets may be kIgnoredTarget: the number of counted targets then differs by rank.
   bool ignores_targets() const;
 
  private:
@@ -105,21 +101,20 @@ class BatchLoader {
   std::shared_ptr<const Mixture> mixture_;
 };
 
-/// Loads a rank's rows of the next step on a separate thread while this one is computed. The rows
-/// of a step are those that the loader gives for it, in whatever order steps are asked for: there
-/// is no position. One thread at a time. The destructor waits for what is being read.
+/// Loads a rank's rows of the next step on another thread during a step. Steps may be loaded in any
+/// order. Not thread safe. The destructor waits for the thread.
 class PrefetchLoader {
  public:
-  /// Rows [first, last) of the batches of `loader`; `pinned` as BatchLoader::load() takes it.
-  /// Without `beside` load() reads the next step itself, before it returns: for code that tracks
-  /// allocations, which then come in an order that does not depend on threads.
+  /// Rows [first, last) of the batches of `loader`; `pinned` as in BatchLoader::load(). Without
+  /// `beside` there is no thread: load() reads the next step before it returns, so that the order
+  /// of allocations is always the same.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first, std::int64_t last,
                  bool pinned = false, bool beside = true);
-  /// The same of several ranges, one behind the other.
+  /// Several ranges, concatenated.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::vector<RowRange> ranges,
                  bool pinned = false, bool beside = true);
-  /// Those of `step`, and begins to load those of the step behind it. Throws what load() throws, at
-  /// the step that it is of.
+  /// The rows of `step`. Begins to load the next step. Throws the errors of that step's
+  /// BatchLoader::load().
   BatchLoader::Batch load(std::int64_t step);
 
  private:
@@ -128,7 +123,7 @@ class PrefetchLoader {
   std::shared_ptr<const BatchLoader> loader_;
   std::vector<RowRange> ranges_;
   bool pinned_, beside_;
-  std::int64_t step_ = -1;                 ///< the one that is being loaded
+  std::int64_t step_ = -1;                 ///< the step that is being loaded
   std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits
 };
 

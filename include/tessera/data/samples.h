@@ -14,42 +14,39 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// The target of a token from which nothing is learnt: cross_entropy's ignore_index.
+/// A target that does not count: cross_entropy's ignore_index.
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
-/// What a model learns from: samples of S = sequence() tokens, by number. Immutable, so threads may
-/// share it.
+/// Training data: numbered samples of S = sequence() tokens. Immutable, so threads may share it.
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
   /// The number of samples.
   virtual std::int64_t size() const = 0;
-  /// S, the same for all.
   virtual std::int64_t sequence() const = 0;
-  /// Writes the S tokens of sample `index` in [0, size()), and their targets: for each the token
-  /// that follows, or kIgnoredTarget. Throws Error for a token that the model does not have.
+  /// Writes the S tokens of sample `index` in [0, size()) and their targets, which are the next
+  /// tokens or kIgnoredTarget. Throws Error for a token outside the vocabulary.
   virtual void read(std::int64_t index, std::span<std::int64_t> inputs,
                     std::span<std::int64_t> targets) const = 0;
   /// Whether samples may have kIgnoredTarget.
   virtual bool ignores_targets() const { return false; }
-  /// How much there is, for messages: "13 tokens, which is 4 samples of 3 tokens".
+  /// For messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
 };
-/// Shared by the loaders that read it.
 using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 
-/// N tokens, cut up: sample n of floor((N - 1) / S) is tokens [n * S, n * S + S + 1), whose first S
-/// are the inputs and last S the targets. Throws Error for a token id outside [0, vocabulary) among
-/// the first 2^26 tokens; later ones are checked when they are read.
+/// floor((N - 1) / S) samples of N tokens: sample n has the tokens [n * S, n * S + S + 1). The
+/// first S are inputs, the last S targets. Throws Error for a token outside [0, vocabulary) among
+/// the first 2^26 tokens; later tokens are checked when they are read.
 SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
                               std::int64_t vocabulary);
 
-/// How objects become samples.
+/// How prompt_completions() makes samples.
 struct PromptOptions {
   std::string prompt_field = "prompt";
   std::string completion_field = "completion";
   std::vector<std::int64_t> begin = {};  ///< tokens before each prompt
-  std::vector<std::int64_t> end = {0};   ///< tokens behind each completion, at least one
+  std::vector<std::int64_t> end = {0};   ///< tokens behind each completion; not empty
   /// Cut samples that are too long at their end, and prompts that leave no room at their beginning.
   /// Conversations are cut at their end only.
   bool truncate = false;
@@ -61,7 +58,7 @@ struct JsonLine {
   std::string origin;  ///< file and line, for messages
 };
 
-/// Returns the next line, and nullopt when there is none any more.
+/// Returns the next line, or nullopt at the end.
 using JsonLines = std::function<std::optional<JsonLine>()>;
 
 /// One sample for each object of JSON Lines: the tokens of `begin`, prompt, completion and `end`,
@@ -80,7 +77,7 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// truncated, and for files without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
-/// The same of a file that is not compressed.
+/// The lines of a file that is not compressed.
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 

@@ -10,16 +10,16 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// The contents of a file. Throws Error if it can't be read.
+/// The contents of a file. Throws Error if it cannot be read.
 std::string read_text(const std::string& path);
 
-/// The entropy of a byte given the byte before it, by the counts of this text, in nats per byte:
-/// the loss that a perfect bigram model of it would reach. 0 for fewer than two bytes.
+/// The loss of the best bigram model of this text, in nats per byte: the entropy of a byte given
+/// the byte before it. 0 for fewer than two bytes.
 double bigram_entropy(std::string_view text);
 
-/// The texts of `fields`, in this order, of a JSON object on a line of a JSON Lines file. `origin`:
-/// file and line, for messages. Throws Error if the line is not a JSON object, if it lacks a field,
-/// and if a field is not a text.
+/// The texts of `fields`, in this order, in a line of a JSON Lines file. `origin`: file and line,
+/// for messages. Throws Error if the line is not a JSON object, if a field is missing, and if a
+/// field is not a text.
 std::vector<std::string> json_texts(std::string_view line, const std::vector<std::string>& fields,
                                     const std::string& origin);
 
@@ -33,10 +33,10 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);
 
-/// Whether a line has nothing but white space, as a reader of JSON Lines passes over.
+/// Whether a line has only white space.
 bool is_blank(std::string_view line);
 
-/// What tells a file from others without reading all of it.
+/// Identifies a file without reading all of it.
 struct FileFingerprint {
   std::string name;  ///< without its folder, since data may move
   std::uint64_t bytes = 0;
@@ -45,9 +45,8 @@ struct FileFingerprint {
   friend bool operator==(const FileFingerprint&, const FileFingerprint&) = default;
 };
 
-/// Throws Error if the file can't be read.
+/// Throws Error if the file cannot be read.
 FileFingerprint fingerprint(const std::string& path);
-/// Those of several files.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 
 }  // namespace tessera::data

@@ -16,7 +16,7 @@ class AtomicFile;
 
 namespace tessera::data {
 
-/// A sequence of token ids that is read in place. Immutable, so threads may share it.
+/// A sequence of token ids. Immutable, so threads may share it.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
@@ -30,14 +30,12 @@ class TokenSource {
   /// Throws Error unless [begin, begin + count) is inside [0, size()).
   void check_range(std::int64_t begin, std::int64_t count) const;
 };
-/// Shared by the loaders that read it.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
-/// A copy of tokens in memory, in 1, 2, 4 or 8 bytes each, as the largest needs.
+/// A copy of tokens in memory, in 1, 2, 4 or 8 bytes each, depending on the largest.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
-/// The files that match a glob, in byte order, so that every machine sees the same order. Throws
-/// Error for no match.
+/// The files that match a glob, in byte order on every machine. Throws Error for no match.
 std::vector<std::string> token_shard_files(const std::string& pattern);
 
 /// The llm.c shards that match a glob, in that order, as one sequence.
@@ -45,14 +43,13 @@ std::vector<std::string> token_shard_files(const std::string& pattern);
 /// magic 20240520 and uint16, or 20240801 and uint32. Throws Error, naming the file, for no match,
 /// a bad magic or version, a length other than the count says, or anything but a regular file.
 TokenSourcePtr open_token_shards(const std::string& glob);
-/// The same of files, in the order given.
+/// Shards in the given order.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
-/// The type of a shard's tokens, by its size.
 enum class TokenWidth { kUint16, kUint32 };
 
-/// Writes one such shard as its tokens come. It appears completely, by finish(), or not at all. One
-/// thread at a time. All calls throw Error if the file can't be written.
+/// Writes one shard in parts. The file appears at finish(). Not thread safe. All calls throw Error
+/// if the file cannot be written.
 class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& path, TokenWidth width);
@@ -61,7 +58,7 @@ class TokenShardWriter {
   void append(std::span<const std::int64_t> tokens);
   /// The tokens so far.
   std::int64_t size() const { return size_; }
-  /// Makes the file durable and gives it its name. No more tokens after that.
+  /// Syncs the file and gives it its name. Call it last.
   void finish();
 
  private:
@@ -73,7 +70,7 @@ class TokenShardWriter {
   std::int64_t size_ = 0;
 };
 
-/// Writes one such shard at once. Throws Error as the writer does.
+/// Writes one shard at once. Throws the writer's errors.
 void write_token_shard(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
                        TokenWidth width = TokenWidth::kUint16);
 

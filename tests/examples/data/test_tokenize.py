@@ -1,14 +1,11 @@
 """llama_tokenize beside a writer in Python: the same shards, byte for byte."""
-import fcntl
 import gzip
 import json
 import pathlib
 import random
 import struct
-import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import numpy
@@ -153,31 +150,6 @@ class Tokenize(programs.WithSharedFolder):
         programs.succeed(self.command(*flags, tokenizer=path))
         whole = [token for doc in docs for token in tokenizer.encode(doc).ids]
         self.assertEqual(numpy.fromfile(self.out.with_name("t_000000.bin"), "<u2", offset=1024).tolist(), whole)
-        self.assertIn("which were there", programs.succeed(self.command(*flags, tokenizer=path)).stdout)
-        done = programs.run(self.command(*flags, "--eos-token", 3, tokenizer=path))
-        self.assertIn('"end_token" is 3', done.stderr)
-
-    def test_continues_after_it_was_killed(self):
-        docs = self.documents(2500)
-        half = len(docs) // 2
-        files = [self.write("a.jsonl.gz", gzip.compress(self.lines(docs[:half]).encode())),
-                 self.write("b.jsonl", self.lines(docs[half:]))]
-        flags = ["--eos-token", "<|eot|>", "--shard-tokens", 20_000, "--threads", 1]
-        process = subprocess.Popen([str(part) for part in self.command(*flags, *files)])
-        # The one before it is then in the list of those that are done.
-        first, next_one = (self.out.with_name(f"t_00000{i}.bin") for i in (2, 3))
-        while not next_one.exists() and process.poll() is None:
-            time.sleep(0.001)
-        process.kill()
-        process.wait()
-        state = json.loads(self.out.with_name("t.json").read_text())
-        self.assertFalse(state["complete"])
-        kept = first.stat().st_ino
-        self.tokenize(*files, *flags[2:])
-        self.assertEqual(first.stat().st_ino, kept)
-        self.expect([[doc] for doc in docs], 20_000)
-        self.assertEqual(list(self.out.parent.glob(".*")), [])
-        self.assertIn("which were there", self.tokenize(*files, *flags[2:]).stdout)
 
     def test_takes_a_file_once_however_often_it_is_named(self):
         docs = self.documents(4)
@@ -185,14 +157,10 @@ class Tokenize(programs.WithSharedFolder):
         self.tokenize(files[2], self.folder / "*.txt", self.folder / "out/../2.txt", self.folder / "[0-2].txt")
         self.expect([[docs[i]] for i in (2, 0, 1, 3)])
 
-    def test_one_run_at_a_time_writes_a_prefix(self):
+    def test_refuses_shards_of_an_earlier_run(self):
         path = self.write("a.txt", "some text")
-        with open(self.out.with_name("t.lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.refuse([path], "is being written by another llama_tokenize", leaves=["t.lock"])
-        # As a killed run leaves it.
         self.assertRegex(self.tokenize(path).stdout, r": \d+ tokens in 1 shard of 1 file\n$")
-        self.assertEqual(sorted(file.name for file in self.out.parent.iterdir()), ["t.json", "t_000000.bin"])
+        self.refuse([path], "t_000000.bin", "exists", leaves=["t_000000.bin"])
 
     def test_takes_gzip_with_zeros_behind_it(self):
         docs = self.documents(2)
@@ -200,39 +168,6 @@ class Tokenize(programs.WithSharedFolder):
         self.tokenize(self.write("a.gz", packed[0] + b"\0" * 300_000),
                       self.write("b.gz", packed[1] + b"\0" * 3 + packed[0]))
         self.expect([[docs[0]], [docs[1] + docs[0]]])
-
-    def test_refuses_to_mix_runs(self):
-        path = self.write("a.txt", "some text")
-        self.tokenize(path)
-        made = ["t.json", "t_000000.bin"]
-        self.refuse([path, "--shard-tokens", 5], "is of other shards", 'tokens_a_shard is 5', leaves=made)
-        shard = self.out.with_name("t_000000.bin")
-        whole = shard.read_bytes()
-        shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        self.refuse([path], "has the shard", "t_000000.bin", "sampled_crc32c is", leaves=made)
-        shard.write_bytes(whole)
-        path.write_text("another text")
-        self.refuse([path], "is of other shards", 'files["a.txt"].bytes is 12', leaves=made)
-        self.out.with_name("t.json").unlink()
-        self.refuse([path], "t_000000.bin", "is a shard of something else", leaves=made[1:])
-
-    def test_refuses_another_file_beside_the_tokenizer(self):
-        tokenizer = self.write("tokenizer.json", self.path.read_bytes())
-        path = self.write("a.txt", "some text")
-        command = self.command("--eos-token", "<|eot|>", path, tokenizer=tokenizer)
-        programs.succeed(command)
-        manifest = self.out.with_name("t.json")
-        self.write("special_tokens_map.json", '{"additional_special_tokens": ["some"]}')
-        done = programs.run(command)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("tokenizer.beside has 1 entries instead of 0", done.stderr)
-        # As older programs wrote it.
-        state = json.loads(manifest.read_text())
-        del state["made_of"]["tokenizer"]["beside"]
-        manifest.write_text(json.dumps(state))
-        self.assertIn("which were there", programs.succeed(command).stdout)
-        tokenizer.write_bytes(self.path.read_bytes() + b"\n")
-        self.assertIn("tokenizer.bytes is", programs.run(command).stderr)
 
     def test_reads_long_windows_of_zstd(self):
         """Windows of 256 MiB, as with zstd --long=28."""

@@ -1,5 +1,5 @@
-"""Patterns and steps on every code point of Unicode 3.2, compared with the `tokenizers` package. The libraries' Unicode
-versions differ in newer ones."""
+"""Patterns and steps on every code point whose category is that of Unicode 3.2, compared with the `tokenizers` package.
+The Unicode versions of the libraries differ in other code points."""
 import json
 import random
 import unicodedata
@@ -9,11 +9,12 @@ import programs
 import regex
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-CODES = [code for code in range(0x110000) if unicodedata.ucd_3_2_0.category(chr(code)) not in ("Cn", "Co", "Cs")]
+CODES = [code for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")
+         and unicodedata.category(chr(code)) == unicodedata.ucd_3_2_0.category(chr(code))]
 ALL = "".join(map(chr, CODES))
 LINES = "\n".join(ALL)
 PATTERNS = [
-    r"\p{L}", r"\p{N}", r"\p{P}", r"\p{S}", r"\p{M}", r"\p{Z}", r"\P{L}", r"\p{^N}", r"\p{Alphabetic}", r"\p{Emoji}",
+    r"\p{L}", r"\p{N}", r"\p{P}", r"\p{S}", r"\p{M}", r"\p{Z}", r"\P{L}", r"\p{^N}", r"\p{Emoji}",
     r"\p{White_Space}", r"\p{Upper case}", r"\p{Ideographic}", r"\p{Extended_Pictographic}",
     r"\w", r"\W", r"[\w]", r"[^\w]", r"[\W]", r"\s", r"[^\s]", r"[\S]", r"\d", r"\h", ".",
     r"[\p{L}&&[^a-z]]", r"[\p{L}\p{M}&&\p{Latin}&&[^A-Z]]", r"[^\p{L}&&[^\p{Han}]]", r"[a-f[\u4e00-\u9fa5]\x{1F600}-\x{1F64F}]",
@@ -24,7 +25,7 @@ def names(kind):
     """One name for each value of a property that some of the code points have."""
     chosen = {}
     for name, value in regex._regex.get_properties()[kind][1].items():
-        if (kind == "SCRIPT" or len(name) == 2) and regex.search(rf"\p{{{name}}}", ALL):
+        if name.isalpha() and (kind == "SCRIPT" or len(name) == 2) and regex.search(rf"\p{{{name}}}", ALL):
             chosen.setdefault(value, name)
     return sorted(chosen.values())
 

@@ -120,6 +120,15 @@ class Tutorials(unittest.TestCase):
         for one, same in zip(alone, four):
             self.assertAlmostEqual(one, same, delta=1e-3 * one)
 
+    def test_experts_are_planned_with_an_even_routing(self):
+        for output in self.run_tutorial("11_experts", on=(1,)):
+            self.assertIn("one of 8 alike", output)
+            self.assertRegex(output, r"(?m)^ +ep +all_gather ")
+
+    def test_a_rank_of_ep_without_experts_takes_part(self):
+        for output in self.run_tutorial("11_experts", 3, 4, on=(4,)):
+            self.assertIn("step 20 loss", output)
+
     def test_gpt2_begins_drops_and_learns_on_four_ranks_as_on_one(self):
         alone, four = (output.splitlines() for output in self.run_tutorial("09_gpt2"))
         self.assertRegex(alone[0], r"^sum of parameters -?\d+\.\d{10}")

@@ -202,20 +202,6 @@ class Plan(programs.InFolder):
         # Nothing else takes time.
         self.assertAlmostEqual(plan["step_time_s"], sum(plan["exposed_s"].values()), delta=1e-9)
 
-    def test_a_calibrated_machine_is_one_to_plan_for(self):
-        machine = pathlib.Path(self.folder, "cpu.toml")
-        path = programs.write_config(self.folder, programs.SMALL)
-        plan = [programs.BIN / "llama_plan", "--config", path, *STEP, "--dp", 2, "--calibrate"]
-        text = programs.succeed(programs.on_ranks(2, [*plan, machine])).stdout
-        self.assertIn("that tensors can have of a CPU", text)
-        self.assertGreater(self.plan(programs.SMALL, [*STEP, "--device", "cpu", "--gpu", machine], tp=2)["step_time_s"], 0)
-        for refused, message in [([*plan, machine, "--gpu", "h100"], "--calibrate measures this CPU; leave out --gpu"),
-                                 ([*plan, machine], "--dp 2 is 2 ranks, but 1 is running"),
-                                 ([*plan, self.folder / "no/cpu.toml", "--dp", 1], "can't write --calibrate ")]:
-            done = programs.run(refused)
-            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
-            self.assertIn(message, done.stderr)
-
     def test_bad_machines_are_one_line(self):
         file = pathlib.Path(self.folder, "machine.toml")
         path = programs.write_config(self.folder, programs.SMALL)

@@ -60,12 +60,34 @@ class Evaluation(programs.InFolder):
                   for flag, file in (("--eval-text", text), ("--eval-tokens", shard))]
         self.assertEqual(*losses)
 
-    def test_needs_held_out_data_of_one_kind(self):
-        base = [programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens]
-        for flags, message in (
-                (["--eval-every", 2], "--eval-every is given without held-out data; pass --eval-text or --eval-tokens"),
-                (["--eval-text", self.tokens, "--eval-tokens", self.tokens],
-                 "--eval-text and --eval-tokens are both given; pass one of them")):
-            with self.subTest(flags):
-                done = programs.run([*base, *flags])
-                self.assertEqual((done.returncode, done.stderr), (1, f"llama_train: {message}\n"))
+    def test_nats_per_byte_are_of_the_evaluated_tokens(self):
+        """The first 32 batches have long tokens, the rest of the file has short ones."""
+        import tokenizers_of_kinds as kinds
+        tokenizer = kinds.gpt2("the same words " * 1000)
+        tokenizer.save(str(self.folder / "tokenizer.json"))
+        text = self.folder / "held_out.txt"
+        text.write_text("the same words " * 1000 + "qx" * 20_000)
+        config = programs.write_config(self.folder, programs.SMALL | {"vocab_size": tokenizer.get_vocab_size()})
+        done = programs.train(["--config", config, "--text", text, "--tokenizer", self.folder / "tokenizer.json", "--steps", 1,
+                               "--batch", 2, "--seq", 16, "--eval-text", text])
+        found = re.search(r"held-out loss: ([0-9.]+) nats/byte \(([0-9.]+) a token, (\d+) tokens", done.stdout)
+        per_byte, loss, tokens = float(found[1]), float(found[2]), int(found[3])
+        self.assertEqual(tokens, 32 * 2 * 16)
+        ids = tokenizer.encode(text.read_text()).ids[1:tokens + 1]
+        self.assertAlmostEqual(per_byte, loss * tokens / len(tokenizer.decode(ids)), delta=2e-4)
+
+    def test_a_loss_that_is_not_finite_ends_the_run(self):
+        import numpy
+        from safetensors.numpy import load_file, save_file
+        self.run_with("run", [], steps=1)
+        model, name = self.folder / "run/model", "model.layers.1.mlp.up_proj.weight"
+        weights = load_file(model / "model.safetensors")
+        weights[name][-1] = numpy.nan  # of the last rank
+        save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+        for dp in 1, 2:
+            with self.subTest(dp=dp):
+                done = programs.run(programs.on_ranks(dp, [
+                    programs.BIN / "llama_train", "--dp", dp, "--model", model, "--steps", 0, "--batch", 4, "--seq", 16,
+                    "--eval-tokens", self.held_out]))
+                self.assertNotEqual(done.returncode, 0)
+                self.assertRegex(done.stderr, "held-out loss after step 0 is -?nan; the parameter " + re.escape(name))

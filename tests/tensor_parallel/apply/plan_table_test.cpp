@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "tessera/comm/meta_world.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/meta_device.h"

@@ -1,0 +1,469 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <semaphore>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tessera/data/batch_loader.h"
+#include "tessera/data/samples.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera::data {
+namespace {
+
+/// Tokens 0, 1, 2, ..., so that a token is its position.
+TokenSourcePtr Positions(std::int64_t count) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  return make_token_source(tokens);
+}
+
+TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
+  const BatchLoader loader(Positions(13), 2, 3, 100);
+  const auto batch = loader.load(1, 0, 2);
+  EXPECT_TRUE(at::equal(batch.inputs, at::arange(6, 12).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.targets, at::arange(7, 13).view({2, 3})));
+}
+
+TEST(BatchLoader, NamesWhatIsWrongWithAStepOrItsRows) {
+  const BatchLoader loader(Positions(13), 2, 3, 100);
+  EXPECT_ERROR(loader.load(-1, 0, 2), "the batch of step -1", "steps count from 0");
+  EXPECT_ERROR(loader.load(0, 1, 3), "rows [1, 3) of step 0", "a batch has rows [0, 2)");
+}
+
+TEST(BatchLoader, CountsSamplesWithTheirLastTarget) {
+  EXPECT_EQ(BatchLoader(Positions(12), 1, 3, 100).samples(), 3);  // the 4th lacks its last target
+  EXPECT_EQ(BatchLoader(Positions(13), 1, 3, 100).samples(), 4);
+}
+
+TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
+  const BatchLoader loader(Positions(11), 2, 2, 100);  // 5 samples
+  const auto batch = loader.load(2, 0, 2);             // samples 4 and 5 = 0
+  EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
+  EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
+}
+
+/// The first tokens of the inputs of rows [first, last), one batch after another.
+std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t batch,
+                                      std::int64_t first, std::int64_t last) {
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t n = first; n < last; ++n) {
+    tokens.push_back(
+        loader.load(n / batch, n % batch, n % batch + 1).inputs[0][0].item<std::int64_t>());
+  }
+  return tokens;
+}
+
+TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
+  for (const std::int64_t samples : {5, 16, 17, 1000}) {
+    const BatchLoader loader(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/7);
+    std::vector<std::int64_t> ordered(static_cast<std::size_t>(samples));
+    for (std::int64_t i = 0; i < samples; ++i) {
+      ordered[static_cast<std::size_t>(i)] = 2 * i;
+    }
+    std::vector<std::vector<std::int64_t>> passes;
+    for (std::int64_t pass = 0; pass < 3; ++pass) {
+      passes.push_back(FirstTokens(loader, 5, pass * samples, (pass + 1) * samples));
+      EXPECT_NE(passes.back(), ordered);
+      std::vector<std::int64_t> sorted = passes.back();
+      std::ranges::sort(sorted);
+      EXPECT_EQ(sorted, ordered);
+    }
+    EXPECT_NE(passes[0], passes[1]);
+    EXPECT_NE(passes[1], passes[2]);
+    // The batch changes how the order is cut, not the order.
+    const BatchLoader other(Positions(samples * 2 + 1), 3, 2, 3000, /*shuffle=*/7);
+    EXPECT_EQ(FirstTokens(other, 3, samples, 2 * samples), passes[1]);
+    const BatchLoader seed(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/8);
+    EXPECT_NE(FirstTokens(seed, 5, 0, samples), passes[0]);
+  }
+}
+
+TEST(BatchLoader, ShufflesSamplesFarApart) {
+  const std::int64_t samples = 4096;
+  const BatchLoader loader(Positions(samples + 1), 1, 1, 5000, /*shuffle=*/1);
+  const auto order = FirstTokens(loader, 1, 0, samples);
+  double sum = 0;
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    sum += std::abs(static_cast<double>(order[i] - order[i - 1]));
+  }
+  // A third of the samples on average, as of random orders.
+  EXPECT_NEAR(sum / static_cast<double>(samples * samples), 1.0 / 3, 0.02);
+}
+
+/// Sources of samples of one token: number i of source k is token 1000 k + i.
+std::vector<WeightedSamples> Sources(const std::vector<std::int64_t>& sizes,
+                                     const std::vector<double>& weights) {
+  std::vector<WeightedSamples> sources;
+  for (std::size_t k = 0; k < sizes.size(); ++k) {
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(sizes[k]) + 1);
+    std::iota(tokens.begin(), tokens.end(), static_cast<std::int64_t>(1000 * k));
+    sources.push_back({token_windows(make_token_source(tokens), 1, 100000), weights[k]});
+  }
+  return sources;
+}
+
+TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
+  const std::vector<std::vector<double>> mixtures{
+      {7, 3}, {1, 1, 1}, {0.5, 0.2, 0.2, 0.05, 0.05}, {1e-3, 1, 2, 3, 4, 5, 6, 7}};
+  for (const std::vector<double>& weights : mixtures) {
+    const std::vector<std::int64_t> sizes(weights.size(), 999);
+    const BatchLoader loader(Sources(sizes, weights), {.batch = 4});
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+    std::vector<std::int64_t> taken(weights.size());
+    const double bound = 0.5 * std::ceil(std::log2(weights.size())) + 1e-9;
+    const auto tokens = FirstTokens(loader, 4, 0, 900);
+    for (std::size_t n = 0; n < tokens.size(); ++n) {
+      // Each source gives its samples in their order.
+      const auto source = static_cast<std::size_t>(tokens[n] / 1000);
+      EXPECT_EQ(tokens[n] % 1000, taken[source]++);
+      for (std::size_t k = 0; k < weights.size(); ++k) {
+        const double share = static_cast<double>(n + 1) * weights[k] / sum;
+        ASSERT_NEAR(static_cast<double>(taken[k]), share, bound) << n << " of source " << k;
+      }
+    }
+  }
+}
+
+TEST(BatchLoader, ASourceThatIsUsedUpRestartsWhileTheOthersContinue) {
+  const BatchLoader loader(Sources({3, 100}, {1, 2}), {.batch = 3});
+  const auto tokens = FirstTokens(loader, 3, 0, 60);
+  std::vector<std::int64_t> small, large;
+  for (const std::int64_t token : tokens) {
+    (token < 1000 ? small : large).push_back(token % 1000);
+  }
+  ASSERT_EQ(small.size(), 20);
+  for (std::size_t i = 0; i < small.size(); ++i) {
+    EXPECT_EQ(small[i], static_cast<std::int64_t>(i % 3));
+  }
+  EXPECT_EQ(large.back(), 39);
+}
+
+TEST(BatchLoader, ShufflesEachSourceOfAMixtureByItself) {
+  const BatchLoader loader(Sources({16, 16}, {1, 1}), {.batch = 4, .shuffle = 5});
+  const auto tokens = FirstTokens(loader, 4, 0, 64);
+  std::vector<std::vector<std::int64_t>> of(2);
+  for (const std::int64_t token : tokens) {
+    of[static_cast<std::size_t>(token / 1000)].push_back(token % 1000);
+  }
+  EXPECT_NE(of[0], of[1]);
+  for (const auto& order : of) {
+    for (const std::size_t pass : {0, 16}) {
+      std::vector<std::int64_t> sorted(order.begin() + static_cast<std::ptrdiff_t>(pass),
+                                       order.begin() + static_cast<std::ptrdiff_t>(pass) + 16);
+      std::ranges::sort(sorted);
+      for (std::int64_t i = 0; i < 16; ++i) {
+        EXPECT_EQ(sorted[static_cast<std::size_t>(i)], i);
+      }
+    }
+  }
+}
+
+TEST(BatchLoader, RefusesAMixtureThatRepeatsSamplesInABatch) {
+  EXPECT_ERROR(BatchLoader(Sources({3, 100}, {1, 1}), {.batch = 8}),
+               "3 samples of 1 tokens, fewer than the part of it in a batch of 8 (4)");
+  EXPECT_ERROR(BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}), "a weight of the data is -1");
+}
+
+TEST(BatchLoader, RowsOfTheRanksMakeUpTheBatch) {
+  const BatchLoader loader(Positions(100), 6, 4, 100);
+  const auto whole = loader.load(3, 0, 6);
+  for (std::int64_t rank = 0; rank < 3; ++rank) {
+    const auto part = loader.load(3, rank * 2, rank * 2 + 2);
+    EXPECT_TRUE(at::equal(part.inputs, whole.inputs.slice(0, rank * 2, rank * 2 + 2)));
+    EXPECT_TRUE(at::equal(part.targets, whole.targets.slice(0, rank * 2, rank * 2 + 2)));
+  }
+}
+
+/// Part i of the rows of all ranks, one behind the other, is micro-batch i of one rank.
+TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
+  const BatchLoader loader(Positions(100), 12, 4, 100);
+  const at::Tensor whole = loader.load(1, 0, 12).inputs;
+  for (const std::int64_t ranks : {1, 2, 3}) {
+    std::vector<at::Tensor> rows;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      rows.push_back(loader.load(1, rows_of_rank(12, 2, rank, ranks)).inputs);
+    }
+    const std::int64_t count = 6 / ranks;
+    for (std::int64_t i = 0; i < 2; ++i) {
+      std::vector<at::Tensor> parts;
+      for (const at::Tensor& own : rows) {
+        parts.push_back(own.narrow(0, i * count, count));
+      }
+      EXPECT_TRUE(at::cat(parts).equal(whole.narrow(0, i * 6, 6)));
+    }
+  }
+  EXPECT_ERROR(rows_of_rank(12, 2, 0, 4), "rank 0 of 4 in a batch of 12 and 2 micro-batches");
+}
+
+TEST(BatchLoader, GivesNoRowsForAnEmptyRange) {
+  const auto batch = BatchLoader(Positions(9), 2, 4, 100).load(0, 1, 1);
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<std::int64_t>{0, 4}));
+}
+
+TEST(BatchLoader, RefusesFewerSamplesThanABatch) {
+  EXPECT_ERROR(BatchLoader(Positions(12), 4, 3, 100), "fewer than the batch of 4");
+  EXPECT_ERROR(BatchLoader(Positions(0), 1, 3, 100), "0 tokens");
+}
+
+TEST(BatchLoader, NamesTheTokenOutsideTheVocabulary) {
+  EXPECT_ERROR(BatchLoader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9),
+               "token 9 at position 3");
+  EXPECT_ERROR(BatchLoader(make_token_source({-1, 0}), 1, 1, 9), "token -1");
+}
+
+TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
+  const BatchLoader loader({{token_windows(make_token_source({5, 6, 0, 7, 0, 0, 8, 9, 1}), 4, 10)}},
+                           {.batch = 2, .document_end = 0});
+  EXPECT_TRUE(loader.ignores_targets());
+  const auto batch = loader.load(0, 0, 2);
+  const auto rows = [](std::vector<std::int64_t> values) {
+    return at::tensor(values).view({2, 4});
+  };
+  EXPECT_TRUE(at::equal(batch.inputs, rows({5, 6, 0, 7, 0, 0, 8, 9})));
+  EXPECT_TRUE(at::equal(batch.positions, rows({0, 1, 2, 0, 0, 0, 0, 1})));
+  EXPECT_TRUE(at::equal(batch.targets, rows({6, 0, -100, 0, -100, -100, 9, 1})));
+  EXPECT_TRUE(at::equal(batch.rows(1, 1).positions, batch.positions.narrow(0, 1, 1)));
+}
+
+TEST(BatchLoader, KeepsThePositionsOfABatchOnADeviceOnTheHost) {
+  const BatchLoader loader({{token_windows(make_token_source({5, 6, 0, 7, 0, 0, 8, 9, 1}), 4, 10)}},
+                           {.batch = 2, .document_end = 0});
+  const auto batch = loader.load(0, 0, 2);
+  const auto row = batch.to(c10::Device(c10::kMeta)).rows(1, 1);
+  EXPECT_TRUE(row.positions.is_meta());
+  EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
+}
+
+TEST(BatchLoader, HasNoPositionsWithoutDocuments) {
+  const BatchLoader loader(Positions(13), 2, 3, 100);
+  EXPECT_FALSE(loader.load(0, 0, 2).positions.defined());
+  EXPECT_FALSE(loader.ignores_targets());
+}
+
+/// 2^26 good tokens and then one that is not, without the memory for them.
+class LateFault : public TokenSource {
+ public:
+  std::int64_t size() const override { return kGood + 9; }
+  void read(std::int64_t begin, std::span<std::int64_t> out) const override {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = begin + static_cast<std::int64_t>(i) < kGood ? 1 : 50;
+    }
+  }
+  static constexpr std::int64_t kGood = std::int64_t{1} << 26;
+};
+
+TEST(BatchLoader, ChecksWhatLiesFarOutWhenItIsRead) {
+  const BatchLoader loader(std::make_shared<LateFault>(), 1, 8, 9);
+  EXPECT_ERROR(loader.load(LateFault::kGood / 8, 0, 1), "token 50 at position 67108864");
+}
+
+TEST(PrefetchLoader, GivesTheBatchOfTheStepWhicheverIsAskedFor) {
+  const auto loader = std::make_shared<BatchLoader>(Positions(100), 6, 4, 100);
+  PrefetchLoader prefetch(loader, 2, 5);
+  for (const std::int64_t step : {0, 1, 2, 7, 7, 3, 4}) {
+    EXPECT_TRUE(at::equal(prefetch.load(step).targets, loader->load(step, 2, 5).targets));
+  }
+}
+
+TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
+  const std::int64_t bad = LateFault::kGood / 8;
+  const auto loader = std::make_shared<BatchLoader>(std::make_shared<LateFault>(), 1, 8, 9);
+  PrefetchLoader prefetch(loader, 0, 1);
+  EXPECT_TRUE(prefetch.load(bad - 2).inputs.eq(1).all().item<bool>());
+  EXPECT_ERROR(prefetch.load(bad - 1), "token 50 at position 67108864");
+  EXPECT_TRUE(prefetch.load(0).inputs.eq(1).all().item<bool>());
+}
+
+/// All but the first sample wait until the test opens the gate.
+class GatedTokens : public TokenSource {
+ public:
+  std::int64_t size() const override { return 9; }
+  void read(std::int64_t begin, std::span<std::int64_t> out) const override {
+    std::ranges::fill(out, begin);
+    if (begin > 0) {
+      begun.release();
+      opened.wait();
+    }
+  }
+  mutable std::counting_semaphore<> begun{0};
+  std::promise<void> gate;
+  std::shared_future<void> opened = gate.get_future().share();
+};
+
+TEST(PrefetchLoader, LoadsTheNextStepBesideTheCaller) {
+  const auto tokens = std::make_shared<GatedTokens>();
+  PrefetchLoader prefetch(std::make_shared<BatchLoader>(tokens, 1, 2, 9), 0, 1);
+  EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
+  tokens->begun.acquire();  // step 1 was not requested
+  tokens->gate.set_value();
+  EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
+}
+
+/// Notes who reads, and where.
+class WatchedTokens : public TokenSource {
+ public:
+  std::int64_t size() const override { return 9; }
+  void read(std::int64_t begin, std::span<std::int64_t> out) const override {
+    std::ranges::fill(out, begin);
+    reads.emplace_back(begin, std::this_thread::get_id());
+  }
+  mutable std::vector<std::pair<std::int64_t, std::thread::id>> reads;
+};
+
+TEST(PrefetchLoader, LoadsTheNextStepOnTheCallersThreadIfNotBesideIt) {
+  const auto tokens = std::make_shared<WatchedTokens>();
+  const auto loader = std::make_shared<BatchLoader>(tokens, 1, 2, 9);
+  PrefetchLoader prefetch(loader, 0, 1, /*pinned=*/false, /*beside=*/false);
+  tokens->reads.clear();
+  EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
+  const auto self = std::this_thread::get_id();
+  EXPECT_EQ(tokens->reads, (decltype(tokens->reads){{0, self}, {2, self}}));
+  EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
+  EXPECT_EQ(tokens->reads.size(), 3U);  // step 2's
+}
+
+TEST(BatchLoader, RefusesRowsOutsideTheBatch) {
+  const BatchLoader loader(Positions(13), 2, 3, 100);
+  EXPECT_ERROR(loader.load(0, 0, 3), "rows [0, 3)");
+  EXPECT_ERROR(loader.load(-1, 0, 1), "step -1");
+}
+
+using testing::TemporaryFolder;
+using testing::WriteFile;
+using Tokens = std::vector<std::int64_t>;
+
+/// Bytes, but two of the same letter are one token.
+class PairTokenizer final : public Tokenizer {
+ public:
+  std::int64_t vocabulary() const override { return 512; }
+  Tokens encode(std::string_view text) const override {
+    Tokens tokens;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      const bool pair = i + 1 < text.size() && text[i] == text[i + 1];
+      tokens.push_back(text[i] + (pair ? 256 : 0));
+      i += pair ? 1 : 0;
+    }
+    return tokens;
+  }
+  std::string decode(const Tokens& /*tokens*/) const override { return ""; }
+};
+
+/// Inputs and targets of a sample of 6 tokens; its end token is 0.
+std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
+  TemporaryFolder folder;
+  WriteFile(folder / "p.jsonl", line);
+  const auto samples = prompt_completions(folder / "p.jsonl", PairTokenizer(), 6, options);
+  std::pair<Tokens, Tokens> sample{Tokens(6), Tokens(6)};
+  samples->read(samples->size() - 1, sample.first, sample.second);
+  return sample;
+}
+
+TEST(PromptCompletions, HaveTargetsInTheCompletionOnly) {
+  const auto [inputs, targets] = SampleOf(R"({"prompt": "ab", "completion": "cd"})");
+  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 'd', 0, 0}));
+  EXPECT_EQ(targets, (Tokens{-100, 'c', 'd', 0, -100, -100}));
+}
+
+TEST(PromptCompletions, HaveTargetsInEachCompletionOfAConversation) {
+  const PromptOptions options{.begin = {1}, .truncate = true};
+  const auto [inputs, targets] =
+      SampleOf(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})", options);
+  // The two "d" are one token, which covers a border: it belongs to the part behind it.
+  EXPECT_EQ(inputs, (Tokens{'u', 'a', 'b', 'A', 'c', 'd' + 256}));
+  EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'c', -100, -100}));
+}
+
+TEST(PromptCompletions, AreNotBegunNorEndedInAConversation) {
+  const auto [inputs, targets] =
+      SampleOf(R"({"prompt": ["a", "c"], "completion": ["b", "d"]})", {.begin = {9}, .end = {8}});
+  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 8, 8, 8}));
+  EXPECT_EQ(targets, (Tokens{'b', -100, 'd', -100, -100, -100}));
+}
+
+TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
+  struct Row {
+    const char* line;
+    const char* words;
+  };
+  for (const auto& [line, words] : std::vector<Row>{
+           {R"({"prompt": ["a"], "completion": "b"})", "1 texts and the completion 1"},
+           {R"({"prompt": ["a", "b"], "completion": ["c"]})", "2 texts and the completion 1"},
+           {R"({"prompt": ["a", 1], "completion": ["c", "d"]})", "\"prompt\""},
+           {R"({"prompt": ["abcdefgh"], "completion": ["i"]})", "the prompt has 8 of 9 tokens"},
+           {R"({"prompt": [], "completion": []})", "the prompt has 0 of 0 tokens"}}) {
+    EXPECT_ERROR(SampleOf(line, {.truncate = true}), "p.jsonl:1", words);
+  }
+}
+
+TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
+  EXPECT_EQ(SampleOf(R"({"prompt": "bb", "completion": "bb"})").first,
+            (Tokens{'b' + 256, 'b' + 256, 0, 0, 0, 0}));
+  // Together they would be one token.
+  EXPECT_EQ(SampleOf(R"({"prompt": "b", "completion": "b"})").first,
+            (Tokens{'b', 'b', 0, 0, 0, 0}));
+}
+
+TEST(PromptCompletions, FillTheSequenceExactly) {
+  const auto [inputs, targets] = SampleOf(R"({"prompt": "ab", "completion": "cdef"})");
+  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 'd', 'e', 'f'}));
+  EXPECT_EQ(targets.back(), 0);
+  EXPECT_ERROR(SampleOf(R"({"prompt": "ab", "completion": "cdefg"})"),
+               "p.jsonl:1: the sample has 8");
+  EXPECT_EQ(
+      SampleOf(R"({"prompt": "ab", "completion": "cdefgh"})", {.truncate = true}).second.back(),
+      'g');
+}
+
+TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
+  const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
+  EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
+  // The completion, its end and the token that texts begin with have room.
+  const auto [inputs, targets] = SampleOf(line, {.begin = {9}, .truncate = true});
+  EXPECT_EQ(inputs, (Tokens{9, 'f', 'g', 'h', 'x', 'y'}));
+  EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'x', 'y', 0}));
+  const auto [of_long, cut] =
+      SampleOf(R"({"prompt": "abcdefgh", "completion": "stuvwxyz"})", {.truncate = true});
+  EXPECT_EQ(of_long, (Tokens{'h', 's', 't', 'u', 'v', 'w'}));
+  EXPECT_EQ(cut, (Tokens{'s', 't', 'u', 'v', 'w', 'x'}));
+}
+
+TEST(PromptCompletions, BeginAndEndWithSeveralTokens) {
+  const PromptOptions options{.begin = {9, 8}, .end = {7, 6}, .truncate = true};
+  const auto [inputs, targets] = SampleOf(R"({"prompt": "a", "completion": "x"})", options);
+  EXPECT_EQ(inputs, (Tokens{9, 8, 'a', 'x', 7, 6}));
+  EXPECT_EQ(targets, (Tokens{-100, -100, 'x', 7, 6, -100}));
+  const auto [of_long, cut] = SampleOf(R"({"prompt": "abcdefgh", "completion": "x"})", options);
+  EXPECT_EQ(of_long, (Tokens{9, 8, 'g', 'h', 'x', 7}));
+  EXPECT_EQ(cut, (Tokens{-100, -100, -100, 'x', 7, 6}));
+  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": ""})", options).first,
+            (Tokens{9, 8, 7, 6, 6, 6}));
+  EXPECT_ERROR(SampleOf("{}", {.end = {}}), "PromptOptions::end is empty");
+}
+
+TEST(PromptCompletions, AnEmptyPromptLeavesTheFirstTokenOutOfTheTargets) {
+  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})").second,
+            (Tokens{'y', 0, -100, -100, -100, -100}));
+  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})", {.begin = {9}}).second,
+            (Tokens{'x', 'y', 0, -100, -100, -100}));
+  EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves none to learn");
+}
+
+}  // namespace
+}  // namespace tessera::data

@@ -1,0 +1,292 @@
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/data/text.h"
+#include "tessera/data/token_shards.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera::data {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+/// A shard's bytes, written directly.
+template <class Token>
+std::string ShardBytes(std::int32_t magic, std::int32_t version, std::int32_t count,
+                       const std::vector<Token>& tokens) {
+  std::vector<std::int32_t> header(256, 0);
+  header[0] = magic;
+  header[1] = version;
+  header[2] = count;
+  std::string bytes(reinterpret_cast<const char*>(header.data()), 1024);
+  return bytes.append(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(Token));
+}
+
+std::vector<std::int64_t> ReadAll(const TokenSource& source) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(source.size()));
+  source.read(0, tokens);
+  return tokens;
+}
+
+using Uint16s = std::vector<std::uint16_t>;
+using Uint32s = std::vector<std::uint32_t>;
+using Tokens = std::vector<std::int64_t>;
+
+TEST(TokenShards, ReadsUint16) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {7, 0, 65535}));
+  EXPECT_EQ(ReadAll(*open_token_shards(folder / "a.bin")), (Tokens{7, 0, 65535}));
+}
+
+TEST(TokenShards, ReadsUint32) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint32_t>(20240801, 7, 2, {128255, 4294967295}));
+  EXPECT_EQ(ReadAll(*open_token_shards(folder / "a.bin")), (Tokens{128255, 4294967295}));
+}
+
+TEST(TokenShards, JoinsFilesInByteOrder) {
+  TemporaryFolder folder;
+  WriteFile(folder / "b.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {3, 4}));
+  WriteFile(folder / "B.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {1, 2}));
+  WriteFile(folder / "c.bin", ShardBytes<std::uint16_t>(20240520, 1, 0, {}));
+  WriteFile(folder / "d.bin", ShardBytes<std::uint32_t>(20240801, 7, 1, {5}));
+  EXPECT_EQ(ReadAll(*open_token_shards(folder / "*.bin")), (Tokens{1, 2, 3, 4, 5}));
+}
+
+TEST(TokenShards, ReadsAcrossFileBoundaries) {
+  TemporaryFolder folder;
+  WriteFile(folder / "0.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {0, 1, 2}));
+  WriteFile(folder / "1.bin", ShardBytes<std::uint16_t>(20240520, 1, 1, {3}));
+  WriteFile(folder / "2.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {4, 5, 6}));
+  const auto source = open_token_shards(folder / "?.bin");
+  for (std::int64_t begin = 0; begin <= 7; ++begin) {
+    for (std::int64_t count = 0; begin + count <= 7; ++count) {
+      Tokens expected(static_cast<std::size_t>(count)), found(expected.size());
+      std::iota(expected.begin(), expected.end(), begin);
+      source->read(begin, found);
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
+TEST(TokenShards, MayBeMoreThanFilesMayBeOpen) {
+  TemporaryFolder folder;
+  Tokens expected;
+  for (std::uint16_t i = 0; i < 20; ++i) {
+    WriteFile(folder / (std::to_string(10 + i) + ".bin"),
+              ShardBytes<std::uint16_t>(20240520, 1, 1, {i}));
+    expected.push_back(i);
+  }
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const int next = dup(STDIN_FILENO);
+  close(next);
+  const rlimit few{static_cast<rlim_t>(next) + 3, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &few);
+  Tokens found;
+  const std::string error =
+      testing::message_of([&] { found = ReadAll(*open_token_shards(folder / "*.bin")); });
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(found, expected);
+}
+
+TEST(TokenShards, RefusesARangeOutside) {
+  const auto source = make_token_source({1, 2, 3});
+  Tokens two(2);
+  EXPECT_ERROR(source->read(2, two), "tokens [2, 4) were asked for");
+  EXPECT_ERROR(source->read(-1, two), "tokens [-1, 1) were asked for");
+}
+
+/// What the heap has given out.
+std::size_t HeapBytes() {
+  const struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+TEST(TokensInMemory, TakeAsFewBytesAsTheLargestNeeds) {
+  for (const auto& [largest, bytes] : std::vector<std::pair<std::int64_t, std::size_t>>{
+           {255, 1}, {256, 2}, {65535, 2}, {65536, 4}, {std::int64_t{1} << 32, 8}}) {
+    Tokens tokens(1 << 20, 7);
+    tokens[5] = largest;
+    const std::size_t before = HeapBytes();
+    const TokenSourcePtr source = make_token_source(tokens);
+    EXPECT_LT(HeapBytes() - before, (bytes << 20) + (1 << 16)) << largest;
+    EXPECT_EQ(ReadAll(*source), tokens);
+  }
+}
+
+TEST(TokenShards, NamesThePatternThatMatchesNothing) {
+  TemporaryFolder folder;
+  EXPECT_ERROR(open_token_shards(folder / "*.bin"), "no token shard matches");
+}
+
+TEST(TokenShards, RefusesABadMagic) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240521, 1, 1, {1}));
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "magic is 20240521");
+}
+
+TEST(TokenShards, RefusesAnUnknownVersion) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 2, 1, {1}));
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "version 2");
+}
+
+TEST(TokenShards, RefusesAFileShorterThanItsHeader) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", std::string(1023, '\0'));
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "too few for its header");
+  WriteFile(folder / "a.bin", "");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "has 0 bytes");
+}
+
+TEST(TokenShards, RefusesAFileShorterThanItsCount) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2}));
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "it is truncated");
+}
+
+TEST(TokenShards, ShrinkingInUseIsAnError) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2, 3}));
+  const auto tokens = open_token_shards(folder / "a.bin");
+  std::filesystem::resize_file(folder / "a.bin", 1024);
+  std::array<std::int64_t, 3> out{};
+  EXPECT_ERROR(tokens->read(0, out), "a.bin' became shorter while it was read");
+}
+
+TEST(TokenShards, RefusesAFileLongerThanItsCount) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 1, {1, 2}));
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "it is damaged");
+}
+
+TEST(TokenShards, RefusesANegativeCount) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, -1, {}));
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "-1 tokens");
+}
+
+TEST(TokenShards, RefusesFoldersAndPipes) {
+  TemporaryFolder folder;
+  EXPECT_ERROR(open_token_shards(folder.path()), "not a regular file");
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_ERROR(open_token_shards(folder / "pipe"), "not a regular file");
+}
+
+TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
+  TemporaryFolder folder;
+  write_token_shard(folder / "a.bin", Tokens{7, 0, 65535});
+  EXPECT_EQ(testing::ReadFile(folder / "a.bin"),
+            ShardBytes<std::uint16_t>(20240520, 1, 3, Uint16s{7, 0, 65535}));
+  write_token_shard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
+  EXPECT_EQ(testing::ReadFile(folder / "b.bin"),
+            ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
+}
+
+TEST(WriteTokenShard, RefusesTokensThatDontFit) {
+  TemporaryFolder folder;
+  EXPECT_ERROR(write_token_shard(folder / "a.bin", Tokens{1, 65536}), "position 1");
+  EXPECT_ERROR(write_token_shard(folder / "a.bin", Tokens{-1}), "token -1");
+  EXPECT_TRUE(folder.files().empty());
+}
+
+TEST(WriteTokenShard, LeavesNothingBehindWhenItFails) {
+  TemporaryFolder folder;
+  EXPECT_ERROR(write_token_shard(folder / "missing/a.bin", Tokens{1}), "cannot write");
+  std::filesystem::create_directory(folder / "taken");
+  WriteFile(folder / "taken/x", "");
+  EXPECT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot put in place");
+  EXPECT_EQ(folder.files(), std::vector<std::string>{"taken"});
+}
+
+TEST(ReadText, KeepsEveryByte) {
+  testing::TemporaryFolder folder;
+  const std::string bytes("a\0\r\n\xff", 5);
+  testing::WriteFile(folder / "text", bytes);
+  EXPECT_EQ(read_text(folder / "text"), bytes);
+}
+
+TEST(ReadText, ReadsAnEmptyFile) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "text", "");
+  EXPECT_EQ(read_text(folder / "text"), "");
+}
+
+TEST(ReadText, NamesAMissingFile) {
+  testing::TemporaryFolder folder;
+  EXPECT_ERROR(read_text(folder / "missing"), "missing");
+  EXPECT_ERROR(read_text(folder.path()), "is a folder");
+}
+
+TEST(BigramEntropy, IsZeroWhereTheNextByteIsCertain) {
+  EXPECT_EQ(bigram_entropy("ababababab"), 0);
+  EXPECT_EQ(bigram_entropy("a"), 0);
+  EXPECT_EQ(bigram_entropy(""), 0);
+}
+
+TEST(BigramEntropy, WeighsEachContextByItsFrequency) {
+  // After a: b, c, b, c (ln 2 each); after b and c: a, always. 4 of 8 pairs are uncertain.
+  EXPECT_NEAR(bigram_entropy("abacabaca"), std::log(2.0) / 2, 1e-12);
+}
+
+/// A file of `size` bytes has another sum once one of those at `places` is another.
+void ExpectSeen(std::size_t size, const std::vector<std::size_t>& places) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "a.bin";
+  const std::string bytes(size, 'x');
+  WriteFile(path, bytes);
+  const FileFingerprint before = fingerprint(path);
+  EXPECT_EQ(before.name, "a.bin");
+  EXPECT_EQ(before.bytes, size);
+  for (const std::size_t i : places) {
+    std::string changed = bytes;
+    changed[i] = 'y';
+    WriteFile(path, changed);
+    EXPECT_NE(fingerprint(path).sum, before.sum) << i;
+  }
+}
+
+TEST(Fingerprint, ChangesWithEveryByteOfASmallFile) {
+  ExpectSeen(10'000, {0, 4095, 4096, 9'999});
+}
+
+TEST(Fingerprint, CoversTheFirstAndLastByteOfALargeFile) {
+  ExpectSeen(3'000'001, {0, 3'000'000});
+}
+
+TEST(Fingerprint, DoesNotDependOnTheFolder) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "moved");
+  WriteFile(folder / "a.bin", "text");
+  WriteFile(folder / "moved/a.bin", "text");
+  EXPECT_EQ(fingerprint(folder / "a.bin"), fingerprint(folder / "moved/a.bin"));
+}
+
+TEST(Fingerprint, ExistsForAnEmptyFile) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "a.bin", "");
+  EXPECT_EQ(fingerprint(folder / "a.bin"), (FileFingerprint{"a.bin", 0, 0}));
+}
+
+TEST(Fingerprint, NamesAFileThatCannotBeRead) {
+  EXPECT_ERROR(fingerprint("/none/a.bin"), "/none/a.bin");
+}
+
+}  // namespace
+}  // namespace tessera::data

@@ -1,0 +1,100 @@
+// Tokenizers of a few tokens, as files.
+
+#pragma once
+
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tessera/data/tokenizer.h"
+#include "testing/files.h"
+
+namespace tessera::testing {
+
+/// A tokenizer.json of bytes: a word of letters with the space before it; ids 0 to 6, special 7.
+inline nlohmann::json ByteLevelJson() {
+  return nlohmann::json::parse(R"({
+    "version": "1.0", "truncation": null, "padding": null,
+    "added_tokens": [{"id": 7, "content": "<s>", "single_word": false, "lstrip": false,
+                      "rstrip": false, "normalized": false, "special": true}],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+      {"type": "Split", "pattern": {"Regex": " ?\\p{L}+|\\s+"}, "behavior": "Isolated",
+       "invert": false},
+      {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]},
+    "post_processor": {"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+              "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+              "ignore_merges": false,
+              "vocab": {"a": 0, "b": 1, "c": 2, "Ġ": 3, "bc": 4, "ab": 5, "abc": 6},
+              "merges": ["b c", ["a", "b"]]}})");
+}
+
+/// One of characters: "▁" before words, bytes for what has no token; <unk> is 0, <0x00> is 1.
+inline nlohmann::json ByteFallbackJson() {
+  nlohmann::json json = nlohmann::json::parse(R"({
+    "normalizer": {"type": "Sequence", "normalizers": [
+      {"type": "Prepend", "prepend": "▁"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+    "pre_tokenizer": null,
+    "decoder": {"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+      {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+              "vocab": {"<unk>": 0, "▁": 257, "a": 258, "b": 259, "▁a": 260, "▁▁": 261},
+              "merges": ["▁ a", "▁ ▁"]}})");
+  for (int byte = 0; byte < 256; ++byte) {
+    constexpr const char* kDigits = "0123456789ABCDEF";
+    const std::string name = std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">";
+    json["model"]["vocab"][name] = 1 + byte;
+  }
+  return json;
+}
+
+/// a, b, ab and " " in tiktoken's form; the special tokens begin at 4.
+inline std::string TiktokenLines() {
+  return "YQ== 0\nYg== 1\nYWI= 2\nIA== 3\n";
+}
+
+/// Writes a tokenizer.json and opens it.
+inline data::TokenizerPtr Open(const nlohmann::json& json) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "tokenizer.json", json.dump());
+  return data::hugging_face_tokenizer(folder / "tokenizer.json");
+}
+
+}  // namespace tessera::testing
+
+namespace tessera::data {
+
+/// A protobuf field of bytes (all shorter than 128).
+inline std::string Field(char number, const std::string& bytes) {
+  return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(bytes.size())} + bytes;
+}
+
+/// One entry of a SentencePiece model: piece, score, type (1 normal, 2 unknown, 3 control).
+inline std::string Piece(const std::string& piece, float score, char type) {
+  std::string number(4, '\0');
+  std::memcpy(number.data(), &score, 4);
+  return Field(1, Field(1, piece) + '\x15' + number + '\x18' + type);
+}
+
+/// Words of a and bc; "\xe2\x96\x81" is SentencePiece's mark of a word's begin.
+inline std::string SmallModel() {
+  return Piece("<unk>", 0, 2) + Piece("<s>", 0, 3) + Piece("</s>", 0, 3) +
+         Piece(
+             "\xe2\x96\x81"
+             "a",
+             -1, 1) +
+         Piece(
+             "\xe2\x96\x81"
+             "b",
+             -2, 1) +
+         Piece("c", -3, 1);
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,533 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+
+#include "data/small_tokenizers.h"
+#include "testing/errors.h"
+
+namespace tessera::data {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+using testing::ByteFallbackJson;
+using testing::ByteLevelJson;
+using testing::Open;
+using Json = nlohmann::json;
+
+Json Added(int id, const std::string& content, const std::string& option) {
+  Json token = {{"id", id}, {"content", content}, {"special", false}, {"normalized", false}};
+  token[option] = true;
+  return token;
+}
+
+TEST(HuggingFaceTokenizer, MergesTheLowestRankFirst) {
+  const auto tokenizer = Open(ByteLevelJson());
+  EXPECT_EQ(tokenizer->vocabulary(), 8);
+  // "b c" comes before "a b".
+  EXPECT_EQ(tokenizer->encode("abc ab"), (Ids{0, 4, 3, 5}));
+  EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
+  EXPECT_EQ(tokenizer->encode(""), Ids{});
+}
+
+TEST(HuggingFaceTokenizer, TakesAWordThatIsATokenWhereMergesAreIgnored) {
+  Json json = ByteLevelJson();
+  json["model"]["ignore_merges"] = true;
+  EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
+}
+
+TEST(HuggingFaceTokenizer, MergesLongWordsAsShortOnes) {
+  std::string text;
+  Ids ids;
+  for (int i = 0; i < 1000; ++i) {
+    text += "abbc";
+    ids.insert(ids.end(), {5, 4});
+  }
+  EXPECT_EQ(Open(ByteLevelJson())->encode(text), ids);
+}
+
+TEST(HuggingFaceTokenizer, FallsBackToBytes) {
+  const auto tokenizer = Open(ByteFallbackJson());
+  // "é" is C3 A9.
+  EXPECT_EQ(tokenizer->encode("a  aé"), (Ids{260, 257, 260, 1 + 0xc3, 1 + 0xa9}));
+  EXPECT_EQ(tokenizer->decode({260, 257, 260, 1 + 0xc3, 1 + 0xa9}), "a  aé");
+}
+
+TEST(HuggingFaceTokenizer, JoinsUnknownCharacters) {
+  Json json = ByteFallbackJson();
+  json["model"]["byte_fallback"] = false;
+  EXPECT_EQ(Open(json)->encode("axyza"), (Ids{260, 0, 258}));
+}
+
+TEST(HuggingFaceTokenizer, ReadsBrokenBytesAsReplacementCharacters) {
+  const auto tokenizer = Open(ByteFallbackJson());
+  // Cut, overlong, alone: one, two and one.
+  EXPECT_EQ(tokenizer->encode("a\xe2\x82"
+                              "b\xc0\xaf\xff"),
+            tokenizer->encode("a\xef\xbf\xbd"
+                              "b\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"));
+}
+
+TEST(HuggingFaceTokenizer, FindsSpecialTokensAndGivesThemNoText) {
+  const auto tokenizer = Open(ByteLevelJson());
+  EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
+  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");
+}
+
+TEST(HuggingFaceTokenizer, TakesTheLongestAddedTokenAndWhiteSpaceBesideIt) {
+  Json json = ByteLevelJson();
+  json["added_tokens"].push_back(Added(5, "ab", "lstrip"));
+  json["added_tokens"].push_back(Added(6, "abc", "rstrip"));
+  const auto tokenizer = Open(json);
+  EXPECT_EQ(tokenizer->encode("a  ab b"), (Ids{0, 5, 3, 1}));
+  EXPECT_EQ(tokenizer->encode("a abc  b"), (Ids{0, 3, 6, 1}));
+  json["added_tokens"].push_back(Added(8, "ac", "single_word"));
+  EXPECT_EQ(Open(json)->encode("cac ac"), (Ids{2, 0, 2, 3, 8}));
+}
+
+TEST(HuggingFaceTokenizer, TakesWhiteSpaceBesideAddedTokensOnce) {
+  Json json = ByteLevelJson();
+  json["added_tokens"].push_back(Added(8, "<r>", "rstrip"));
+  json["added_tokens"].push_back(Added(9, "\n", "lstrip"));
+  json["added_tokens"].back()["rstrip"] = true;
+  EXPECT_EQ(Open(json)->encode("a<r> \n b\n"), (Ids{0, 8, 1, 9}));
+  EXPECT_EQ(Open(json)->encode("a\n \n\n<r>\na"), (Ids{0, 9, 8, 0}));
+  // A token that takes no space keeps its own.
+  json["added_tokens"].back() = Added(9, "\n", "single_word");
+  EXPECT_EQ(Open(json)->encode("a<r>\n"), (Ids{0, 8, 9}));
+}
+
+TEST(HuggingFaceTokenizer, EnclosedLettersAreOfWords) {
+  Json json = ByteFallbackJson();
+  json["added_tokens"].push_back(Added(262, "ab", "single_word"));
+  const auto tokenizer = Open(json);
+  for (const char* letter : {"\u24b6", "\U0001f130", "\U0001f169", "\U0001f170"}) {
+    const Ids ids = tokenizer->encode(std::string("ab") + letter);
+    EXPECT_EQ(std::ranges::count(ids, 262), 0) << letter;
+  }
+  EXPECT_EQ(tokenizer->encode("ab"), (Ids{262}));
+}
+
+TEST(HuggingFaceTokenizer, EndsSoonInLongWhiteSpaceBesideAddedTokens) {
+  Json json = ByteLevelJson();
+  json["added_tokens"].push_back(Added(8, " ", "rstrip"));
+  const std::string spaces(300'000, ' ');
+  EXPECT_EQ(Open(json)->encode("a" + spaces + "a").size(), spaces.size() + 2);
+  json["added_tokens"].back() = Added(8, " ", "lstrip");
+  EXPECT_EQ(Open(json)->encode("a" + spaces + "a").size(), spaces.size() + 2);
+}
+
+TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
+  Json json = ByteLevelJson();
+  json["normalizer"] = {{"type", "NFC"}};
+  json["added_tokens"].push_back(Added(8, "\u00e9", "normalized"));
+  EXPECT_EQ(Open(json)->encode("ae\u0301"), (Ids{0, 8}));
+}
+
+TEST(HuggingFaceTokenizer, BeginsATextAsItsTemplateSays) {
+  EXPECT_EQ(Open(ByteLevelJson())->begin_tokens(), Ids{7});
+  EXPECT_EQ(Open(ByteLevelJson())->end_tokens(), Ids{});
+  EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
+}
+
+/// ByteLevelJson() with a template, which may have <t>: a name of two tokens.
+Json WithTemplate(Json single) {
+  Json json = ByteLevelJson();
+  json["post_processor"]["single"] = std::move(single);
+  json["post_processor"]["special_tokens"]["<t>"] = {
+      {"id", "<t>"}, {"ids", {6, 5}}, {"tokens", {"abc", "ab"}}};
+  return json;
+}
+
+Json TokenPiece(const char* name) {
+  return {{"SpecialToken", {{"id", name}, {"type_id", 0}}}};
+}
+
+Json TextPiece() {
+  return {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+}
+
+TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
+  const auto tokenizer = Open(WithTemplate(
+      {TokenPiece("<s>"), TokenPiece("<t>"), TextPiece(), TokenPiece("<t>"), TokenPiece("<s>")}));
+  EXPECT_EQ(tokenizer->begin_tokens(), (Ids{7, 6, 5}));
+  EXPECT_EQ(tokenizer->end_tokens(), (Ids{6, 5, 7}));
+  EXPECT_EQ(tokenizer->begins_texts(), true);
+  Json json = WithTemplate(Json::array({TextPiece()}));
+  EXPECT_EQ(Open(json)->begins_texts(), false);
+  // A template that adds nothing leaves the text to the next.
+  json["post_processor"] = {
+      {"type", "Sequence"},
+      {"processors",
+       {json["post_processor"], WithTemplate({TextPiece(), TokenPiece("<s>")})["post_processor"]}}};
+  EXPECT_EQ(Open(json)->end_tokens(), Ids{7});
+}
+
+TEST(HuggingFaceTokenizer, RefusesATemplateWithoutTheTextOrWithMore) {
+  EXPECT_ERROR(Open(WithTemplate({TextPiece(), TokenPiece("<s>"), TextPiece()})),
+               R"("post_processor.single[2]" is)", "it must be the text, once");
+  EXPECT_ERROR(Open(WithTemplate(Json::array({TokenPiece("<s>")}))),
+               R"("post_processor.single" is)", "it must be a list with the text");
+  Json json = ByteLevelJson();
+  const Json step = json["post_processor"];
+  json["post_processor"] = {{"type", "Sequence"}, {"processors", {step, step}}};
+  EXPECT_ERROR(Open(json), R"("post_processor.processors[1]" is)",
+               "it must be the only template with tokens");
+}
+
+TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
+  const auto tokenizer = Open(ByteLevelJson());
+  std::vector<Ids> ids(4);
+  std::vector<std::thread> threads;
+  for (Ids& result : ids) {
+    threads.emplace_back([&] { result = tokenizer->encode("abc ab bc<s>a"); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const Ids& result : ids) {
+    EXPECT_EQ(result, (Ids{0, 4, 3, 5, 3, 4, 7, 0}));
+  }
+}
+
+/// A value put at `place` of a file that is otherwise right, and what is said of it.
+struct WrongValue {
+  const char* place;
+  Json value;
+  const char* message;
+};
+
+void ExpectRefused(const std::vector<WrongValue>& values) {
+  for (const WrongValue& wrong : values) {
+    SCOPED_TRACE(wrong.message);
+    Json json = ByteLevelJson();
+    json[Json::json_pointer(wrong.place)] = wrong.value;
+    EXPECT_ERROR(Open(json), wrong.message, "tokenizer.json");
+  }
+}
+
+TEST(HuggingFaceTokenizer, RefusesByNameWhatIsNotImplemented) {
+  ExpectRefused({
+      {"/model/type", "WordPiece", R"("model.type" is "WordPiece", which is not implemented)"},
+      {"/model", {{"type", "Unigram"}, {"vocab", {{"a", -1.0}}}}, R"("model.type" is "Unigram")"},
+      {"/model/dropout", 0.1, R"("model.dropout" is 0.1)"},
+      {"/model/end_of_word_suffix", "</w>", R"("model.end_of_word_suffix" is "</w>")"},
+      {"/normalizer", {{"type", "Nmt"}}, R"("normalizer.type" is "Nmt")"},
+      {"/pre_tokenizer/pretokenizers/0/type", "BertPreTokenizer",
+       R"("pre_tokenizer.pretokenizers[0].type" is "BertPreTokenizer")"},
+      {"/pre_tokenizer/pretokenizers/0/behavior", "Random", R"(behavior" is "Random")"},
+      {"/decoder/type", "WordPiece", R"("decoder.type" is "WordPiece")"},
+      {"/post_processor/type", "BertProcessing", R"("post_processor.type" is "BertProcessing")"},
+      {"/added_tokens/0/lower", true, R"("added_tokens[0].lower" is true)"},
+      {"/vocab_hash", 1, R"("vocab_hash" is 1)"},
+      {"/vocab\nhash", 1, R"("vocab\nhash" is 1)"},
+  });
+}
+
+TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
+  ExpectRefused({
+      {"/model/merges/0", "b d", R"("model.merges[0]" is "b d"; it must be of tokens)"},
+      {"/model/merges/0", "b c d", R"("model.merges[0]" is "b c d"; it must be two tokens)"},
+      {"/model/vocab/a", -1, R"("model.vocab.a" is -1; it must be a number below 2000000)"},
+      {"/model/vocab/a", 2'000'000, R"("model.vocab.a" is 2000000)"},
+      {"/model/vocab", "a", R"("model.vocab" is "a"; it must be an object)"},
+      {"/model/unk_token", "?", R"("model.unk_token" is "?"; it must be a token)"},
+      {"/added_tokens/0/id", 3, R"("added_tokens[0]" is)"},
+      {"/post_processor/special_tokens/<s>/ids/0", 8, "it must be a number below 8"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(a", "'(a' is not a regular expression"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\R+",
+       "has '\\R', which is not implemented"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\p{InArrows}", "has '\\p{InArrows}'"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a&&b", "a class without its ]"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[[:alpha:]]", "has '[:alpha:]'"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\n(a", R"(pattern '\x0a(a' is not)"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "a{2}?", "has '{}?'"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", R"(a\xC3)", R"(has '\xC3')"},
+      {"/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "__"}},
+       R"("pre_tokenizer.replacement" is "__"; it must be one character)"},
+      {"/added_tokens/0/content", std::string(1001, 'a'), "added token of id 7 has 1001 bytes"},
+  });
+}
+
+TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
+  Json json = ByteLevelJson();
+  json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] = "(?:a|b|ab)+[cd]";
+  const auto tokenizer = Open(json);
+  std::string text;
+  for (int i = 0; i < 200; ++i) {
+    text += "ab";
+  }
+  EXPECT_ERROR(tokenizer->encode(text), "(?:a|b|ab)+[cd]", "match limit");
+}
+
+// The rest of the text is read at each place, in loops that count no steps.
+TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLongForTheWholeText) {
+  Json json = ByteLevelJson();
+  json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] = "a(?=[^cd]*[cd])";
+  const auto tokenizer = Open(json);
+  EXPECT_ERROR(tokenizer->encode(std::string(300'000, 'a')), "a(?=[^cd]*[cd])",
+               "needs more than 2.5 s for a text of 300000 bytes");
+}
+
+TEST(HuggingFaceTokenizer, SplitsOneLongRunOfSpaces) {
+  Json json = ByteLevelJson();
+  // Llama 3's.
+  json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  const std::string spaces(1'500'000, ' ');
+  EXPECT_EQ(Open(json)->encode(spaces + "a").size(), spaces.size() + 1);
+}
+
+TEST(HuggingFaceTokenizer, OrdersAnyNumberOfMarks) {
+  std::string mixed = "e";
+  std::string below;
+  std::string above;
+  for (int i = 0; i < 50'000; ++i) {
+    mixed += "\u0301\u0323";
+    below += "\u0323";
+    above += "\u0301";
+  }
+  Json json = ByteFallbackJson();
+  json["normalizer"] = {{"type", "NFD"}};
+  Json plain = ByteFallbackJson();
+  plain["normalizer"] = nullptr;
+  EXPECT_EQ(Open(json)->encode(mixed), Open(plain)->encode("e" + below + above));
+}
+
+TEST(HuggingFaceTokenizer, NormalizesToEachForm) {
+  const auto expect = [](const char* form, const std::string& text, const std::string& normalized) {
+    Json json = ByteFallbackJson();
+    json["normalizer"] = {{"type", form}};
+    Json plain = ByteFallbackJson();
+    plain["normalizer"] = nullptr;
+    EXPECT_EQ(Open(json)->encode(text), Open(plain)->encode(normalized)) << form;
+  };
+  const std::string text = "\u1e69 \ufb01 \uac01";
+  const std::string decomposed = "s\u0323\u0307 ";
+  const std::string jamo = " \u1100\u1161\u11a8";
+  expect("NFC", decomposed + "\ufb01" + jamo, text);
+  expect("NFD", text, decomposed + "\ufb01" + jamo);
+  expect("NFKC", text, "\u1e69 fi \uac01");
+  expect("NFKD", text, decomposed + "fi" + jamo);
+}
+
+TEST(HuggingFaceTokenizer, EndsANormalizerThatMakesTooMuch) {
+  Json json = ByteLevelJson();
+  const Json tenfold = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(10, 'a')}};
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array({tenfold})}};
+  EXPECT_EQ(Open(json)->encode("a").size(), 10U);
+  for (int i = 0; i < 15; ++i) {
+    json["normalizer"]["normalizers"].push_back(tenfold);
+  }
+  EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes one of more than 32 times");
+  json["normalizer"] = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(2000, 'a')}};
+  EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes");
+}
+
+TEST(HuggingFaceTokenizer, NamesAByteWithoutToken) {
+  EXPECT_ERROR(Open(ByteLevelJson())->encode("d"), "has no token for 'd'");
+}
+
+TEST(HuggingFaceTokenizer, RefusesATokenOutsideItsVocabulary) {
+  EXPECT_ERROR(Open(ByteLevelJson())->decode({8}), "token 8 is outside");
+  EXPECT_ERROR(Open(ByteLevelJson())->decode({-1}), "token -1 is outside");
+}
+
+using nlohmann::json;
+
+/// As ByteLevelJson(), with these steps behind ByteLevel, and tokens for the bytes C2, B2 and "1".
+json WithStepsBehind(const std::vector<json>& steps) {
+  json all = testing::ByteLevelJson();
+  for (const json& step : steps) {
+    all["pre_tokenizer"]["pretokenizers"].push_back(step);
+  }
+  all["model"]["vocab"].update({{"\u00c2", 8}, {"\u00b2", 9}, {"\u00c2\u00b2", 10}, {"1", 11}});
+  all["model"]["vocab"].update({{"\u00b21", 12}, {"\u0120a", 13}});
+  all["model"]["merges"] = {"\u00c2 \u00b2", "\u00b2 1", "\u0120 a"};
+  return all;
+}
+
+// U+00B2 is C2 B2 in UTF-8, and the byte B2 stands for itself, which is a number.
+TEST(BehindByteLevel, StepsSplitTheCharactersThatStandForBytes) {
+  const auto encode = [](const std::vector<json>& steps) {
+    return testing::Open(WithStepsBehind(steps))->encode("\u00b2\u00b21 a");
+  };
+  const json each = {{"type", "Digits"}, {"individual_digits", true}};
+  const json runs = {{"type", "Digits"}};
+  const json space = {
+      {"type", "Split"}, {"pattern", {{"String", "\u0120"}}}, {"behavior", "Removed"}};
+  EXPECT_EQ(encode({}), (Ids{10, 10, 11, 13}));
+  EXPECT_EQ(encode({each}), (Ids{8, 9, 8, 9, 11, 13}));
+  EXPECT_EQ(encode({runs}), (Ids{8, 9, 8, 12, 13}));
+  EXPECT_EQ(encode({space, each}), (Ids{8, 9, 8, 9, 11, 0}));
+}
+
+TEST(BehindByteLevel, StepsThatMakeOtherCharactersAreRefused) {
+  const json metaspace = {{"type", "Metaspace"}, {"replacement", "\u2581"}};
+  EXPECT_ERROR(testing::Open(WithStepsBehind({metaspace})),
+               R"("pre_tokenizer.pretokenizers[2]" is {"replacement":)",
+               "it must be before ByteLevel");
+  const json byte_level = {{"type", "ByteLevel"}};
+  EXPECT_ERROR(testing::Open(WithStepsBehind({byte_level})),
+               R"("pre_tokenizer.pretokenizers[2]" is {"type":"ByteLevel"})",
+               "it must be the only ByteLevel");
+}
+
+}  // namespace
+// What the files beside a tokenizer's add to it.
+namespace {
+
+/// A folder with a tokenizer.json, and what is put beside it.
+class FilesBesideJson : public ::testing::Test {
+ protected:
+  FilesBesideJson() { WriteTokenizer(testing::ByteLevelJson()); }
+
+  void WriteTokenizer(const json& tokenizer) {
+    testing::WriteFile(folder_ / "tokenizer.json", tokenizer.dump());
+  }
+  /// As DeepSeek's: what begins a text is said beside the tokenizer alone.
+  void WithoutTemplate() {
+    json tokenizer = testing::ByteLevelJson();
+    tokenizer["post_processor"] = {{"type", "ByteLevel"}};
+    WriteTokenizer(tokenizer);
+  }
+  TokenizerPtr OpenWith(const json& config) {
+    testing::WriteFile(folder_ / "tokenizer_config.json", config.dump());
+    return open_tokenizer(folder_.path());
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(FilesBesideJson, AreOptional) {
+  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), true);
+  EXPECT_EQ(open_tokenizer(folder_.path())->begin_tokens(), Ids{7});
+  WithoutTemplate();
+  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
+}
+
+TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
+  WithoutTemplate();
+  const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
+  json config = llama;
+  EXPECT_EQ(OpenWith(config)->begins_texts(), true);
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});
+  EXPECT_EQ(OpenWith(config)->end_tokens(), Ids{});
+  config["add_bos_token"] = false;
+  config["add_eos_token"] = true;
+  EXPECT_EQ(OpenWith(config)->begins_texts(), false);
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});  // for who asks for it
+  EXPECT_EQ(OpenWith(config)->end_tokens(), Ids{6});
+  config["bos_token"] = {{"__type", "AddedToken"}, {"content", "a"}, {"normalized", true}};
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{0});
+  WriteTokenizer(testing::ByteLevelJson());
+  EXPECT_EQ(OpenWith({{"add_bos_token", false}})->begins_texts(), false);
+}
+
+TEST_F(FilesBesideJson, HaveToAgreeWithTheTemplateForOtherClasses) {
+  const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", "<s>"}};
+  json other = config;
+  other["add_bos_token"] = true;
+  EXPECT_EQ(OpenWith(config)->begins_texts(), true);
+  EXPECT_EQ(OpenWith(other)->begins_texts(), true);
+  WithoutTemplate();
+  EXPECT_EQ(OpenWith(config)->begins_texts(), false);
+  EXPECT_ERROR(OpenWith(other), "\"add_bos_token\" beside the tokenizer is true",
+               "the post_processor of tokenizer.json adds no token there");
+}
+
+TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
+  json tokenizer = testing::ByteLevelJson();
+  const auto write = [&](bool adds) {
+    tokenizer["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", adds}};
+    WriteTokenizer(tokenizer);
+  };
+  const json gpt2 = {{"tokenizer_class", "GPT2Tokenizer"}};
+  write(true);
+  EXPECT_EQ(OpenWith(json::object())->encode("a"), (Ids{3, 0}));
+  EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{3, 0}));
+  EXPECT_ERROR(OpenWith({{"add_prefix_space", false}}),
+               "\"add_prefix_space\" of the pre_tokenizer is true, but tokenizer_config.json",
+               "has false: make them agree");
+  EXPECT_ERROR(OpenWith(gpt2), "has none, which transformers takes for false: make them agree");
+  write(false);
+  EXPECT_EQ(OpenWith(gpt2)->encode("a"), (Ids{0}));
+  EXPECT_ERROR(OpenWith({{"add_prefix_space", true}}), "pre_tokenizer is false, but",
+               "has true: make them agree");
+  // A step among others keeps its own.
+  WriteTokenizer(testing::ByteLevelJson());
+  EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{0}));
+}
+
+TEST_F(FilesBesideJson, AddTokens) {
+  const json config = {{"added_tokens_decoder",
+                        {{"8", {{"content", "<t>"}, {"special", true}, {"rstrip", true}}},
+                         {"6", {{"content", "abc"}, {"special", false}, {"normalized", false}}}}},
+                       {"pad_token", "<pad>"}};
+  const TokenizerPtr tokenizer = OpenWith(config);
+  EXPECT_EQ(tokenizer->vocabulary(), 10);  // <pad> is the next
+  EXPECT_EQ(tokenizer->encode("a<t>  aabc<pad>"), (Ids{0, 8, 0, 6, 9}));
+  EXPECT_EQ(tokenizer->decode({0, 8, 6}), "aabc");
+  // Older files have them by themselves.
+  testing::WriteFile(folder_ / "added_tokens.json", R"({"<u>": 8})");
+  testing::WriteFile(folder_ / "special_tokens_map.json",
+                     R"({"additional_special_tokens": ["<u>"], "eos_token": "c"})");
+  EXPECT_EQ(OpenWith(json::object())->encode("<u>a"), (Ids{8, 0}));
+  EXPECT_EQ(OpenWith(json::object())->decode({8, 0}), "a");
+  EXPECT_ERROR(OpenWith(config)->encode("<u>"), "has no token for '<'");  // it does not read those
+}
+
+TEST_F(FilesBesideJson, AddExtraSpecialTokensInTheirOrder) {
+  testing::WriteFile(folder_ / "tokenizer_config.json",
+                     R"({"extra_special_tokens": {"z_token": "<x>", "a_token": "<y>"}})");
+  const TokenizerPtr tokenizer = open_tokenizer(folder_.path());
+  EXPECT_EQ(tokenizer->encode("a<y><x>"), (Ids{0, 9, 8}));
+  EXPECT_EQ(tokenizer->decode({0, 9, 8}), "a");
+}
+
+TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
+  const auto names = [&] {
+    std::vector<std::string> all;
+    for (const std::string& file : tokenizer_files(folder_.path())) {
+      all.push_back(std::filesystem::path(file).filename());
+    }
+    return all;
+  };
+  using Names = std::vector<std::string>;
+  testing::WriteFile(folder_ / "added_tokens.json", "{}");
+  EXPECT_EQ(names(), (Names{"tokenizer.json", "added_tokens.json"}));
+  testing::WriteFile(folder_ / "special_tokens_map.json", "{}");
+  OpenWith(json::object());
+  EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                            "added_tokens.json"}));
+  // Which then has all of them.
+  OpenWith({{"added_tokens_decoder", json::object()}});
+  EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json"}));
+}
+
+TEST_F(FilesBesideJson, AreNotLinksToNothing) {
+  std::filesystem::create_symlink("gone", std::string(folder_ / "added_tokens.json"));
+  EXPECT_ERROR(open_tokenizer(folder_.path()), "added_tokens.json",
+               "a link to a file that is gone");
+}
+
+TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
+  const auto with = [&](const char* id, const char* content) {
+    return OpenWith({{"added_tokens_decoder", {{id, {{"content", content}}}}}});
+  };
+  EXPECT_ERROR(with("5", "abc"), "give 'abc' the id 5, but it is the token of id 6",
+               "tokenizer.json");
+  EXPECT_ERROR(with("12", "<t>"),
+               "give '<t>' the id 12, but it is a new token, and the next id is 8");
+  EXPECT_ERROR(with("x", "<t>"), "\"added_tokens_decoder.x\"", "under the id of a token");
+  EXPECT_ERROR(OpenWith({{"bos_token", 3}}), "the files beside the tokenizer", "\"bos_token");
+  testing::WriteFile(folder_ / "tokenizer_config.json", "[");
+  EXPECT_ERROR(open_tokenizer(folder_.path()), "tokenizer_config.json' beside the tokenizer: JSON");
+}
+
+}  // namespace
+}  // namespace tessera::data

@@ -1,0 +1,267 @@
+#include <gtest/gtest.h>
+
+#include "data/small_tokenizers.h"
+#include "tessera/data/tokenizer.h"
+#include "testing/errors.h"
+
+namespace tessera::data {
+namespace {
+
+TEST(ByteTokenizer, MapsEveryByteToItself) {
+  const auto tokenizer = byte_tokenizer();
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) {
+    all.push_back(static_cast<char>(byte));
+  }
+  const auto tokens = tokenizer->encode(all);
+  ASSERT_EQ(tokens.size(), 256u);
+  for (std::size_t i = 0; i < 256; ++i) {
+    EXPECT_EQ(tokens[i], static_cast<std::int64_t>(i));
+  }
+  EXPECT_EQ(tokenizer->decode(tokens), all);
+  EXPECT_EQ(tokenizer->vocabulary(), 256);
+}
+
+TEST(ByteTokenizer, RefusesWhatIsNotAByte) {
+  EXPECT_ERROR(byte_tokenizer()->decode({256}), "token 256");
+  EXPECT_ERROR(byte_tokenizer()->decode({-1}), "token -1");
+}
+
+using Ids = std::vector<std::int64_t>;
+
+TEST(TiktokenTokenizer, MergesByTheRankOfTheResult) {
+  const testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", testing::TiktokenLines());
+  const auto tokenizer = tiktoken_tokenizer(folder / "tokenizer.model", TiktokenModel::kLlama3);
+  EXPECT_EQ(tokenizer->encode("abb a"), (Ids{2, 1, 3, 0}));
+  EXPECT_EQ(tokenizer->decode({2, 1, 3, 0}), "abb a");
+  // Llama 3 has 256 special tokens behind the others.
+  EXPECT_EQ(tokenizer->vocabulary(), 4 + 256);
+  EXPECT_EQ(tokenizer->begin_tokens(), Ids{4});
+  EXPECT_EQ(tokenizer->end_tokens(), Ids{5});
+  EXPECT_EQ(tokenizer->encode("a<|eot_id|>"), (Ids{0, 4 + 9}));
+}
+
+TEST(TiktokenTokenizer, HasThePatternAndTheSpecialTokensOfLlama4) {
+  const testing::TemporaryFolder folder;
+  // a, A, b, aA, Ab
+  testing::WriteFile(folder / "tokenizer.model", "YQ== 0\nQQ== 1\nYg== 2\nYUE= 3\nQWI= 4\n");
+  const auto tokenizer = tiktoken_tokenizer(folder / "tokenizer.model", TiktokenModel::kLlama4);
+  // A capital begins a word; of Llama 3 it doesn't.
+  EXPECT_EQ(tokenizer->encode("aAb"), (Ids{0, 4}));
+  EXPECT_EQ(tiktoken_tokenizer(folder / "tokenizer.model", TiktokenModel::kLlama3)->encode("aAb"),
+            (Ids{3, 2}));
+  EXPECT_EQ(tokenizer->vocabulary(), 5 + 2048);
+  EXPECT_EQ(tokenizer->begin_tokens(), Ids{5});
+  EXPECT_EQ(tokenizer->end_tokens(), Ids{6});
+  EXPECT_EQ(tokenizer->encode("<|eot|><|patch|><|reasoning_thinking_end|>"),
+            (Ids{5 + 8, 5 + 92, 5 + 1143}));
+}
+
+TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
+  const testing::TemporaryFolder folder;
+  const auto file = folder / "tokenizer.model";
+  for (const char* line : {"Yg== 2", "Yg= 1", "Y*== 1", "Yg==", " 1"}) {
+    SCOPED_TRACE(line);
+    testing::WriteFile(file, std::string("YQ== 0\n") + line + "\n");
+    EXPECT_ERROR(tiktoken_tokenizer(file), "line 2 is not a token in base64 and the rank 1",
+                 "tokenizer.model");
+  }
+  testing::WriteFile(file, "YQ== 0\nYQ== 1\n");
+  EXPECT_ERROR(tiktoken_tokenizer(file, TiktokenModel::kLlama3),
+               "the token of rank 1 is there twice");
+  testing::WriteFile(file, "YQ== 0\r\nYg== 1\r\n");
+  EXPECT_ERROR(open_tokenizer(file), "line 1 ends with CRLF", "tokenizer.model");
+}
+
+TEST(TiktokenTokenizer, RefusesTheFilesOfOtherModels) {
+  const testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", testing::TiktokenLines());
+  EXPECT_ERROR(tiktoken_tokenizer(folder / "tokenizer.model"),
+               "it has 4 tokens (Llama 3's has 128000, Llama 4's has 200000): of another model",
+               "tokenizer.model");
+}
+
+TEST(TiktokenTokenizer, RefusesTokensWhoseMergesTakeTooLong) {
+  const testing::TemporaryFolder folder;
+  const auto file = folder / "tokenizer.model";
+  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // 1002 bytes
+  EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
+  std::string lines;
+  for (int rank = 0; rank < 1100; ++rank) {
+    lines += std::string(1332, 'A') + " " + std::to_string(rank) + "\n";  // 999 bytes
+  }
+  testing::WriteFile(file, lines);
+  EXPECT_ERROR(tiktoken_tokenizer(file), "up to line 1003 are longer than any tokenizer's");
+}
+
+TEST(OpenTokenizer, TellsTheFormByTheContent) {
+  const testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "one", testing::TiktokenLines());
+  testing::WriteFile(folder / "two", "\n" + testing::ByteLevelJson().dump(2));
+  testing::WriteFile(folder / "three", "a text");
+  EXPECT_ERROR(open_tokenizer(folder / "one"), "has 4 tokens (Llama 3's has 128000");
+  EXPECT_EQ(open_tokenizer(folder / "two")->vocabulary(), 8);
+  EXPECT_ERROR(open_tokenizer(folder / "three"), "three");
+  EXPECT_ERROR(open_tokenizer(folder / "four"), "four");
+}
+
+TEST(OpenTokenizer, NamesAByteOrderMark) {
+  const testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "one", "\xef\xbb\xbf" + testing::ByteLevelJson().dump());
+  EXPECT_ERROR(open_tokenizer(folder / "one"), "begins with a byte order mark", "one");
+}
+
+TEST(OpenTokenizer, PrefersTheJsonOfAFolder) {
+  const testing::TemporaryFolder folder;
+  EXPECT_ERROR(open_tokenizer(folder.path()), "has no tokenizer.json and no tokenizer.model");
+  testing::WriteFile(folder / "tokenizer.model", testing::TiktokenLines());
+  EXPECT_ERROR(open_tokenizer(folder.path()), "tokenizer.model", "has 4 tokens");
+  testing::WriteFile(folder / "tokenizer.json", testing::ByteLevelJson().dump());
+  EXPECT_EQ(open_tokenizer(folder.path())->vocabulary(), 8);
+}
+
+std::vector<std::string> Pushed(StreamDecoder decoder, const std::vector<std::int64_t>& tokens) {
+  std::vector<std::string> pieces;
+  for (const std::int64_t token : tokens) {
+    pieces.push_back(decoder.push(token));
+  }
+  pieces.push_back(decoder.finish());
+  return pieces;
+}
+
+using Pieces = std::vector<std::string>;
+
+/// Tokens that are bytes; how they are decoded differs.
+class Bytes : public Tokenizer {
+ public:
+  std::int64_t vocabulary() const override { return bytes_->vocabulary(); }
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    return bytes_->encode(text);
+  }
+
+ protected:
+  std::string text_of(const std::vector<std::int64_t>& tokens) const {
+    return bytes_->decode(tokens);
+  }
+
+ private:
+  TokenizerPtr bytes_ = byte_tokenizer();
+};
+
+/// As SentencePiece does it: a replacement character for each byte that is of no character.
+class ReplacingBytes final : public Bytes {
+ public:
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    const std::string text = text_of(tokens);
+    const std::string euro = "\u20ac";
+    std::string out;
+    for (std::size_t at = 0; at < text.size();) {
+      const bool whole = text.compare(at, euro.size(), euro) == 0;
+      out += whole ? euro : "\ufffd";
+      at += whole ? euro.size() : 1;
+    }
+    return out;
+  }
+};
+
+/// Without the spaces that a text begins with, as models of SentencePiece often decode; "#" is a
+/// special token.
+class StrippingBytes final : public Bytes {
+ public:
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    std::string text = text_of(tokens);
+    std::erase(text, '#');
+    return text.substr(std::min(text.find_first_not_of(' '), text.size()));
+  }
+};
+
+TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
+  const auto bytes = byte_tokenizer();
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("a\u00e9\U0001f600")),
+            (Pieces{"a", "", "\u00e9", "", "", "", "\U0001f600", ""}));
+}
+
+TEST(StreamDecoder, GivesWhatNeverBecomesACharacter) {
+  const auto bytes = byte_tokenizer();
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xe2\x82z")),
+            (Pieces{"", "", "\xe2\x82z", ""}));
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f")), (Pieces{"", "", "\xf0\x9f"}));
+}
+
+TEST(StreamDecoder, GivesBrokenBytesWithoutTheCharacterThatFollows) {
+  const auto bytes = byte_tokenizer();
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f\u20ac")),
+            (Pieces{"", "", "\xf0\x9f", "", "\u20ac", ""}));
+  const auto replacing = std::make_shared<ReplacingBytes>();
+  EXPECT_EQ(Pushed(StreamDecoder(replacing), replacing->encode("\xf0\x9f\u20ac")),
+            (Pieces{"", "", "", "\ufffd", "\ufffd\u20ac", ""}));
+}
+
+TEST(StreamDecoder, PassesOverTokensWithoutText) {
+  nlohmann::json json = testing::ByteFallbackJson();
+  const std::int64_t mark = 262;
+  json["added_tokens"] = {{{"id", mark}, {"content", "<s>"}, {"special", true}}};
+  const auto tokenizer = testing::Open(json);
+  const std::int64_t word = 260;  // "▁a"
+  const std::vector<std::int64_t> marks(9, mark);
+  StreamDecoder decoder(tokenizer);
+  EXPECT_EQ(decoder.push(word), "a");
+  for (const std::int64_t token : marks) {
+    EXPECT_EQ(decoder.push(token), "");
+  }
+  EXPECT_EQ(decoder.push(word), " a");
+  std::vector<std::int64_t> before{word};
+  before.insert(before.end(), marks.begin(), marks.end());
+  EXPECT_EQ(StreamDecoder(tokenizer, before).push(word), " a");
+}
+
+TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
+  const auto tokenizer = testing::Open(testing::ByteFallbackJson());
+  const std::int64_t word = 260;  // "▁a"
+  const std::int64_t beyond = tokenizer->vocabulary();
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
+            (Pieces{"a", "", " a", "", ""}));
+  EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
+}
+
+TEST(StreamDecoder, KeepsTheSpaceBeforeAWordThatContinuesAText) {
+  const auto tokenizer = testing::Open(testing::ByteFallbackJson());
+  const std::int64_t word = 260;  // "▁a"
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer), {word, word}), (Pieces{"a", " a", ""}));
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
+}
+
+TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
+  const auto tokenizer = std::make_shared<StrippingBytes>();
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer), tokenizer->encode(" a # b")),
+            (Pieces{"", "a", " ", "", " ", "b", ""}));
+  const std::string gap(30, ' ');  // more than it remembers
+  const auto joined = [&](const std::string& before, const std::string& text) {
+    std::string all;
+    for (const std::string& piece :
+         Pushed(StreamDecoder(tokenizer, tokenizer->encode(before)), tokenizer->encode(text))) {
+      all += piece;
+    }
+    return all;
+  };
+  EXPECT_EQ(joined("", "a" + gap + "b" + gap), "a" + gap + "b" + gap);
+  EXPECT_EQ(joined("a" + gap, gap + "b"), gap + "b");
+  EXPECT_EQ(joined(gap, gap + "b"), "b");
+}
+
+TEST(StreamDecoder, JoinsToTheTextOfAllTokens) {
+  const auto tokenizer = testing::Open(testing::ByteFallbackJson());
+  std::string text;
+  for (int i = 0; i < 50; ++i) {
+    text += "a \u00e9b  \U0001f600a\n";
+  }
+  std::string joined;
+  for (const std::string& piece : Pushed(StreamDecoder(tokenizer), tokenizer->encode(text))) {
+    joined += piece;
+  }
+  EXPECT_EQ(joined, text);
+}
+
+}  // namespace
+}  // namespace tessera::data
