@@ -14,7 +14,6 @@
 #include "examples/llama/cli.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/fused.h"
 
 namespace {
 
@@ -97,6 +96,5 @@ int measure_all(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tessera::kernels::use_fast_products();
   return llama::run_program("bench_mfu", argc, argv, measure_all);
 }

@@ -108,7 +108,6 @@
 #include "tessera/tensor_parallel/linear_cross_entropy.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "tessera/tensor_parallel/plan_table.h"
 #include "tessera/tensor_parallel/style_helpers.h"
 #include "tessera/tensor_parallel/styles.h"
 #include "tessera/training/checkpointer.h"

@@ -314,9 +314,6 @@ std::vector<Section> make_table() {
        {{"output-dir", &O::output_dir, "DIR", "",
          "A new folder for the run: config.toml with all flags, metrics, checkpoints",
          {}, {}, Form::kOne, true},
-        {"print-plan", &O::print_plan, "[=json]", "",
-         "Print what each rank holds and sends in a step, and end: table or json",
-         one_of({"table", "json"}), {}, Form::kOne, true, "table"},
         {"verify", &O::verify, "", "",
          "Before the first step compare a sample of each data-parallel rank with what one rank "
          "computes"}}}};
@@ -626,7 +623,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(o.model.empty() != o.config.empty(),
                 o.model.empty() ? "no model given; pass --model DIR or --config FILE"
                                 : "--model and --config are both given; pass one of them");
-  check_data(o, /*needed=*/o.steps > 0 && o.print_plan.empty() && !o.planned);
+  check_data(o, /*needed=*/o.steps > 0 && !o.planned);
   const std::size_t betas = app.get_option("--betas")->count();
   TESSERA_CHECK(betas == 0 || betas == 2, "--betas has ", betas, betas == 1 ? " value" : " values",
                 "; give two, B1,B2");
@@ -636,7 +633,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   check_parallelism(o);
   check_checkpoints(o);
   check_metrics(o);
-  if (!o.model.empty() && o.print_plan.empty()) {
+  if (!o.model.empty()) {
     tessera::check_hub_weights(o.model);
   }
 }
@@ -715,9 +712,9 @@ TrainOptions planned(TrainOptions o) {
     o.config = o.model + "/config.json";
     o.model.clear();
   }
-  for (std::string* file : {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf,
-                            &o.save_lora, &o.print_plan, &o.tensorboard, &o.output_dir, &o.profile,
-                            &o.profile_steps}) {
+  for (std::string* file :
+       {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf, &o.save_lora,
+        &o.tensorboard, &o.output_dir, &o.profile, &o.profile_steps}) {
     file->clear();
   }
   o.merge_lora = false;

@@ -79,7 +79,6 @@ struct TrainOptions {
 
   std::string metrics, save_hf, save_hf_dtype;
   std::string profile, profile_steps;
-  std::string print_plan;  ///< "": no; "table" or "json"
   bool verify = false;
   std::int64_t log_every = 10;
   std::int64_t eval_every = 0;  ///< 0: at the end only

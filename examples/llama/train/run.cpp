@@ -127,14 +127,13 @@ void check_sequence(const TrainOptions& options, const Config& config) {
                 " tokens a step; take fewer");
 }
 
-ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& apply) {
+ParallelOptions parallel_options(const TrainOptions& options) {
   return {.sequence_parallel = options.sp,
           .loss_parallel = options.loss_parallel,
           .regather = options.sp_regather,
           .reshard_last = options.reshard_last,
           .fsdp = fsdp_options(options),
-          .activations = activation_memory(options.ac),
-          .apply_plan = apply};
+          .activations = activation_memory(options.ac)};
 }
 
 }  // namespace
@@ -178,9 +177,9 @@ void check_model(const TrainOptions& options) {
 }
 
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const DeviceMesh& mesh, const ApplyPlan& apply) {
+                                  const DeviceMesh& mesh) {
   std::shared_ptr<Llama> model = make_meta_model(options, config);
-  ParallelOptions parallel = parallel_options(options, apply);
+  ParallelOptions parallel = parallel_options(options);
   if (options.fp8) {
     check_gpu_of_fp8(options);
   }
@@ -450,8 +449,8 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
 }
 
 /// For the constructor, after options, world, mesh and config.
-std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads, const ApplyPlan& apply) {
-  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh, apply);
+std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
+  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
   fill_model(*model, run.options, *run.world, loads);
   // Offloaded or not, the rotary tables are where the model computes.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
@@ -473,8 +472,7 @@ training::StepOptions step_options(const TrainOptions& o, const TrainingData& da
 
 }  // namespace
 
-LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool loads,
-                   const ApplyPlan& apply)
+LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool loads)
     : options(std::move(run_options)),
       world(std::move(run_world)),
       mesh(make_mesh(options, world)),
@@ -484,7 +482,7 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
       data(open_training_data(options, config)),
       rows(data::rows_of_rank(options.batch, options.accumulate, batch_ranks.local_rank(),
                               batch_ranks.size())),
-      model(make_filled_model(*this, loads, apply)),
+      model(make_filled_model(*this, loads)),
       optimizer(make_optimizer(options, *model)),
       state{*model, *optimizer, optim::GradScaler({.enabled = options.param_dtype == "fp16"})},
       step_options_(step_options(options, data)),
@@ -606,9 +604,8 @@ std::vector<std::int64_t> sizes_of(const LlamaRun& run,
 
 }  // namespace
 
-planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world,
-                          const ApplyPlan& apply) {
-  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false, apply);
+planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
+  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false);
   return {.model = run->model,
           .mesh = run->mesh,
           .step =

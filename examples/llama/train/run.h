@@ -44,10 +44,9 @@ Config model_config(const TrainOptions& options);
 /// to end would have the others report that they miss it.
 void check_model(const TrainOptions& options);
 
-/// The model, parallelized, with memory for this rank's shards, which have no values yet. `apply`:
-/// as ParallelOptions has it.
+/// The model, parallelized, with memory for this rank's shards, which have no values yet.
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const tessera::DeviceMesh& mesh, const ApplyPlan& apply = {});
+                                  const tessera::DeviceMesh& mesh);
 
 /// The model on the meta device, not parallel yet: with adapters, and frozen as the flags say.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config);
@@ -114,10 +113,9 @@ void check_same_data(const TrainOptions& options, const TrainingData& data,
 /// over `world`.
 struct LlamaRun {
   /// The model is filled from --model or by --seed; with `loads` a checkpoint replaces its values
-  /// afterwards. `apply`: as ParallelOptions has it. Throws tessera::Error for what the flags,
+  /// afterwards. Throws tessera::Error for what the flags,
   /// files or data refuse.
-  LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false,
-           const ApplyPlan& apply = {});
+  LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false);
 
   /// Makes the next step; all of its metrics but the throughput.
   tessera::observe::StepMetrics step();
@@ -161,11 +159,10 @@ void print_held_out_loss(const LlamaRun& run, double loss);
 std::string verify(LlamaRun& run);
 
 /// The run of `options` in a comm::fake_world of its ranks, or in a world of this CPU. It reads the
-/// model's configuration, and no other file; it writes none. `apply`: as LlamaRun takes it. Throws
+/// model's configuration, and no other file; it writes none. Throws
 /// tessera::Error for what llama_train refuses.
 tessera::planning::Run planned_run(const TrainOptions& options,
-                                   const tessera::comm::WorldPtr& world,
-                                   const ApplyPlan& apply = {});
+                                   const tessera::comm::WorldPtr& world);
 
 /// Makes or checks all that the run will write: better to learn before the training than after it
 /// that its result can't be written. Collective; a failure on rank 0 is an error on all.

@@ -1,10 +1,10 @@
-#include "tensor_parallel/plan/plan_matching.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
+#include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
@@ -42,35 +42,157 @@ class Tree : public nn::Module<Tree> {
   std::shared_ptr<nn::Linear> head;
 };
 
-std::vector<std::string> fqns(Tree& tree, const std::string& pattern) {
+DeviceMesh mesh_of(int ranks) {
+  return init_device_mesh(comm::fake_world(0, ranks), {ranks}, {"tp"});
+}
+
+/// Lists the modules that it is asked to place, and changes none.
+class Probe final : public ParallelStyle {
+ public:
+  std::string name() const override { return "probe"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const override {
+    found.push_back(&module);
+    return {};
+  }
+  void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
+  mutable std::vector<const nn::ModuleBase*> found;
+};
+
+/// The FQNs that `pattern` matches below `root`.
+std::vector<std::string> matches(nn::ModuleBase& root, const std::string& pattern) {
+  const auto probe = std::make_shared<Probe>();
+  parallelize_module(root, mesh_of(2), {{pattern, probe}});
   std::vector<std::string> names;
-  for (const NamedModule& match : match_modules(tree, pattern)) {
-    names.push_back(match.fqn);
+  for (const nn::ModuleBase* module : probe->found) {
+    nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& each) {
+      if (&each == module) {
+        names.push_back(fqn);
+      }
+    });
   }
   return names;
 }
 
-TEST(PlanMatching, FindsAllMatchesOfAWildcard) {
+using Names = std::vector<std::string>;
+
+TEST(PlanPatterns, MatchByWildcard) {
   Tree tree;
-  EXPECT_EQ(fqns(tree, "layers.*.up"),
-            (std::vector<std::string>{"layers.0.up", "layers.1.up", "layers.2.up"}));
-  EXPECT_EQ(fqns(tree, "layers.[02].?o*"),
-            (std::vector<std::string>{"layers.0.down", "layers.2.down"}));
+  EXPECT_EQ(matches(tree, "layers.*.up"), (Names{"layers.0.up", "layers.1.up", "layers.2.up"}));
+  EXPECT_EQ(matches(tree, "layers.[02].?o*"), (Names{"layers.0.down", "layers.2.down"}));
+  EXPECT_EQ(matches(tree, ""), Names{""});
 }
 
-TEST(PlanMatching, TakesTheEmptyPatternForTheRoot) {
-  Tree tree;
-  EXPECT_EQ(match_modules(tree, "").at(0).module, &tree);
+/// The projections of attention. The layers need not be alike.
+struct Projections : nn::Module<Projections> {
+  explicit Projections(bool with_norm) {
+    if (with_norm) {
+      register_module("q_norm", std::make_shared<nn::RMSNorm>(2));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*o)((*q)(x)); }
+  nn::Child<nn::Linear> q{*this, "q", 8, 12}, o{*this, "o", 12, 8};
+};
+
+struct Stack : nn::Module<Stack> {
+  Stack() {
+    for (const bool with_norm : {true, true, false, true}) {
+      layers->push_back(std::make_shared<Projections>(with_norm));
+    }
+    layers->push_back(std::make_shared<nn::RMSNorm>(8));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+  nn::Child<nn::ModuleList> layers{*this, "layers"};
+};
+
+TEST(PlanPatterns, MatchBelowAllModulesOfAClassOrAreRefused) {
+  Stack stack;
+  EXPECT_EQ(matches(stack, "**.q_norm").size(), 3U);
+  EXPECT_EQ(matches(stack, "layers.[013].q_norm").size(), 3U);
+  // A norm among the layers is of another class.
+  EXPECT_EQ(matches(stack, "layers.*.q").size(), 4U);
+  EXPECT_ERROR(matches(stack, "layers.*.q_norm"), "'layers.*.q_norm'", "3 of the 4", "'layers.2'",
+               "[q, o]", "[0-2]", "'**.q_norm'");
 }
 
-TEST(PlanMatching, LetsAStarNotCrossADot) {
-  Tree tree;
-  EXPECT_ERROR(match_modules(tree, "*.up"), "'*.up' matches no module");
+TEST(PlanPatterns, MatchASharedModuleOnce) {
+  struct Sharing : nn::Module<Sharing> {
+    Sharing() {
+      const auto shared = std::make_shared<Projections>(false);
+      register_module("a0", shared);
+      register_module("a1", shared);
+    }
+    at::Tensor forward(const at::Tensor& x) { return x; }
+  };
+  Sharing model;
+  EXPECT_EQ(matches(model, "a*.q").size(), 1U);
 }
 
-TEST(PlanMatching, NamesTheChildrenWhereAPatternEnds) {
-  Tree tree;
-  EXPECT_ERROR(match_modules(tree, "layers.1.gate"), "'gate'", "[up, down]");
+/// A plan that is refused, and names in the message.
+struct Refusal {
+  const char* name;
+  int ranks;
+  ParallelizePlan plan;
+  std::vector<std::string> words;
+};
+
+TEST(Plan, IsRefusedBeforeAnythingIsChanged) {
+  const std::vector<Refusal> refusals{
+      {"a star does not match a dot", 2, {{"*.up", colwise_parallel()}}, {"'*.up'"}},
+      {"no such module", 2, {{"layers.1.gate", colwise_parallel()}}, {"'gate'", "[up, down]"}},
+      {"a later entry",
+       2,
+       {{"layers.*.up", colwise_parallel()}, {"layers.*.gate", rowwise_parallel()}},
+       {"'layers.*.gate'"}},
+      {"no style", 2, {{"layers.*.up", nullptr}}, {"\"layers.*.up\""}},
+      {"a style that does not fit",
+       2,
+       {{"embed", rowwise_parallel()}, {"norm", colwise_parallel()}},
+       {"'norm'", "colwise_parallel", "RMSNorm"}},
+      {"two styles",
+       2,
+       {{"layers.*.up", colwise_parallel()}, {"layers.0.up", rowwise_parallel()}},
+       {"'layers.0.up'", "colwise_parallel", "rowwise_parallel"}},
+      {"heads and ranks, columns",
+       4,
+       {{"layers.*.up", colwise_parallel({.heads = 6})}},
+       {"'layers.0.up'", "colwise_parallel", "6 heads", "4 ranks"}},
+      {"heads and ranks, rows",
+       4,
+       {{"layers.*.down", rowwise_parallel({.heads = 6})}},
+       {"'layers.0.down'", "rowwise_parallel", "6 heads", "4 ranks"}},
+      {"heads and features",
+       2,
+       {{"layers.*.up", colwise_parallel({.heads = 5})}},
+       {"6 features", ".heads = 5"}},
+      {"heads of an Embedding",
+       2,
+       {{"embed", rowwise_parallel({.input_layouts = Replicate{}, .heads = 2})}},
+       {".heads = 2", "Embedding"}},
+      {"no parameters of its own",
+       2,
+       {{"layers", place_parameters()}},
+       {"'layers'", "place_parameters"}},
+      {"no such parameter",
+       2,
+       {{"norm", place_parameters({.placements = {{"wight", Shard{0}}}})}},
+       {"'wight'", "weight"}},
+  };
+  for (const Refusal& refusal : refusals) {
+    Tree tree;
+    const std::string message = testing::message_of(
+        [&] { parallelize_module(tree, mesh_of(refusal.ranks), refusal.plan); });
+    EXPECT_TRUE(message.starts_with("parallelize_module: ") ||
+                message.find("'wight'") != std::string::npos)
+        << refusal.name << ": " << message;
+    for (const std::string& word : refusal.words) {
+      EXPECT_NE(message.find(word), std::string::npos)
+          << refusal.name << ": " << word << " is not in: " << message;
+    }
+    for (const auto& [name, slot] : tree.named_slots()) {
+      EXPECT_FALSE(tessera::is_distributed(slot->get())) << refusal.name << ": " << name;
+    }
+  }
 }
 
 TEST(Parallelize, ShardsParametersAsTheStylesSay) {
@@ -157,38 +279,6 @@ TEST(Parallelize, ShardsMetaParameters) {
   });
 }
 
-TEST(Parallelize, ChangesNothingWhenAnEntryMatchesNothing) {
-  RunRanks(2, [](Rank& rank) {
-    Tree tree;
-    EXPECT_ERROR(parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                                    {{"layers.*.up", colwise_parallel()},
-                                     {"layers.*.sideways", rowwise_parallel()}}),
-                 "layers.*.sideways");
-    EXPECT_FALSE(tessera::is_distributed(tree.layer(0).up->weight));
-  });
-}
-
-TEST(Parallelize, RefusesAStyleThatDoesNotFit) {
-  RunRanks(2, [](Rank& rank) {
-    Tree tree;
-    EXPECT_ERROR(parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                                    {{"embed", rowwise_parallel()}, {"norm", colwise_parallel()}}),
-                 "colwise_parallel");
-    EXPECT_FALSE(tessera::is_distributed(tree.embed->weight));
-  });
-}
-
-TEST(Parallelize, RefusesTwoStylesForOneModule) {
-  RunRanks(2, [](Rank& rank) {
-    Tree tree;
-    EXPECT_ERROR(parallelize_module(
-                     tree, rank.mesh({2}, {"tp"}),
-                     {{"layers.*.up", colwise_parallel()}, {"layers.0.up", rowwise_parallel()}}),
-                 "two entries of the plan place the parameters of");
-    EXPECT_FALSE(tessera::is_distributed(tree.layer(0).up->weight));
-  });
-}
-
 // As torchtitan: one plan of the model, then one of each block.
 TEST(Parallelize, TakesASecondPlanOfWhatTheFirstDidNotName) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
@@ -207,8 +297,8 @@ TEST(Parallelize, RefusesASecondPlanOfTheSameParameters) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Tree tree;
     parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
-    EXPECT_ERROR(parallelize_module(tree, mesh, {{"head", colwise_parallel()}}),
-                 "is distributed already");
+    EXPECT_ERROR(parallelize_module(tree, mesh, {{"head", colwise_parallel()}}), "'head'",
+                 "DeviceMesh((tp=2), cpu)");
   });
 }
 
@@ -216,8 +306,8 @@ TEST(Parallelize, RefusesAShardedModule) {
   RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Tree tree;
     fsdp::fully_shard(*tree.head, mesh["dp"]);
-    EXPECT_ERROR(parallelize_module(tree, mesh["tp"], {{"head", colwise_parallel()}}),
-                 "belong to an FSDP unit");
+    EXPECT_ERROR(parallelize_module(tree, mesh["tp"], {{"head", colwise_parallel()}}), "'head'",
+                 "fully_shard");
   });
 }
 
@@ -225,13 +315,13 @@ TEST(Parallelize, RefusesAMeshThatIsNotOneDimensional) {
   RunRanks(4, [](Rank& rank) {
     Tree tree;
     EXPECT_ERROR(parallelize_module(tree, rank.mesh({2, 2}, {"dp", "tp"}), {}),
-                 "the mesh is DeviceMesh((dp=2, tp=2), cpu)");
+                 "DeviceMesh((dp=2, tp=2), cpu)");
   });
 }
 
 TEST(Parallelize, RefusesListsOfUnlikeLength) {
   EXPECT_ERROR(prepare_module_input({.input_layouts = {Replicate{}}, .desired_input_layouts = {}}),
-               "1 placements and 0 desired ones");
+               "prepare_module_input", "1 placements", "0 desired");
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
-// A plan that is printed before it is applied: heads with norms of their own (QK-norm), and a style
-// of your own for what belongs to the heads.
-//   tessera-run --nproc 4 -- build/bin/tutorial_10_printed_plan
+// A plan that a module declares: attention heads with norms (QK-norm), and a style of your own for
+// a parameter of the heads.
+//   tessera-run --nproc 4 -- build/bin/tutorial_10_declared_plan
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 
 #include <iostream>
 
@@ -26,7 +25,7 @@ struct Gain : nn::Module<Gain> {
 };
 
 // [headwise]
-/// Splits a parameter with the heads that it belongs to, which are dimension 1 of what comes.
+/// Splits a parameter by heads. The heads are dimension 1 of the input.
 class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
   std::string name() const override { return "headwise_parallel"; }
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
@@ -41,9 +40,7 @@ class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
 };
 // [headwise]
 
-// [declares]
-/// What is between the projections of attention: (tokens, dim) -> the same. It says itself how it
-/// is split.
+/// Attention without its product: (tokens, dim) -> (tokens, dim). The class declares its plan.
 struct Heads : nn::Module<Heads>, tensor_parallel::DeclaresPlan {
   Heads() {
     q_proj = register_module("q_proj", std::make_shared<nn::Linear>(kDim, kDim));
@@ -67,7 +64,6 @@ struct Heads : nn::Module<Heads>, tensor_parallel::DeclaresPlan {
   std::shared_ptr<nn::RMSNorm> q_norm;
   std::shared_ptr<Gain> gain;
 };
-// [declares]
 
 struct Model : nn::Module<Model> {
   Model() {
@@ -81,25 +77,9 @@ struct Model : nn::Module<Model> {
   std::shared_ptr<nn::ModuleList> layers;
 };
 
-/// A step with shapes alone, in this process alone.
-void print_plan(int ranks) {
-  const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, ranks), {ranks}, {"tp"});
-  const auto model = [] {
-    const nn::MetaDevice meta;
-    return std::make_shared<Model>();
-  }();
-  std::cout << tensor_parallel::record_plan(
-      *model, mesh, tensor_parallel::declared_plan(*model, mesh),
-      [&] { (*model)(at::empty({5, kDim}, at::kMeta)).sum().backward(); });
-}
-
 void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
-  if (world->rank() == 0) {
-    print_plan(world->size());
-  }
-
   Model whole, split;
   nn::init_weights(whole, /*seed=*/0);
   nn::init_weights(split, /*seed=*/0);

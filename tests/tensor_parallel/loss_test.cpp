@@ -1,21 +1,301 @@
-// Head and loss in one, against the loss of whole logits: on meshes, in half types, in a model, and
-// in memory.
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
+// cross_entropy and linear_cross_entropy on every mesh give the loss and the gradients of one rank.
 
 #include <c10/core/GradMode.h>
+
+#include <cmath>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/linear_cross_entropy.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
+#include "testing/environment.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/module_values.h"
 
 namespace tessera::tensor_parallel {
 namespace {
+
+at::Tensor some_logits(std::int64_t tokens, std::int64_t vocabulary) {
+  return at::arange(tokens * vocabulary, at::kFloat)
+      .mul(0.37)
+      .sin()
+      .mul(4)
+      .view({tokens, vocabulary});
+}
+
+at::Tensor some_targets(std::int64_t tokens, std::int64_t vocabulary) {
+  return at::arange(tokens, at::kLong).mul(7).add(2).remainder(vocabulary);
+}
+
+struct Expected {
+  at::Tensor loss, gradient;
+};
+
+/// libtorch's, in fp32 on one rank.
+Expected reference(const at::Tensor& logits, const at::Tensor& targets) {
+  const at::Tensor leaf = logits.detach().to(at::kFloat).requires_grad_();
+  const at::Tensor loss = at::cross_entropy_loss(leaf, targets);
+  loss.backward();
+  return {loss.detach(), leaf.grad()};
+}
+
+struct Case {
+  int ranks;
+  std::int64_t tokens, vocabulary;
+};
+
+class LossParallel : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LossParallel, EqualsTheLossOfOneRank) {
+  const auto [ranks, tokens, vocabulary] = GetParam();
+  const at::Tensor logits = some_logits(tokens, vocabulary);
+  const at::Tensor targets = some_targets(tokens, vocabulary);
+  targets[1] = -100;
+  const Expected expected = reference(logits, targets);
+  RunOnMesh({ranks}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    at::Tensor sharded =
+        distribute_tensor(logits, mesh, {Shard{1}}).tensor().detach().requires_grad_();
+    const StrictScope strict;
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    const at::Tensor loss = cross_entropy(sharded, targets);
+    const comm::TrafficTable forward = rank.world()->traffic().since(before);
+    loss.mul(2).backward();
+    const comm::TrafficTable all = rank.world()->traffic().since(before);
+
+    EXPECT_TRUE(loss.allclose(expected.loss, 1e-6, 1e-6));
+    const DistributedTensor gradient(sharded.grad());
+    EXPECT_EQ(gradient.placements(), Placements{Shard{1}});
+    EXPECT_TRUE(gradient.full_tensor().allclose(expected.gradient.mul(2), 1e-5, 1e-7));
+    EXPECT_EQ(comm::total(forward).calls, rank.size() == 1 ? 0 : 2);
+    EXPECT_EQ(comm::total(all).calls, comm::total(forward).calls);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LossParallel,
+                         ::testing::Values(Case{1, 5, 11}, Case{2, 6, 8}, Case{4, 7, 1009},
+                                           Case{4, 3, 5},        // the last rank's shard is empty
+                                           Case{3, 300, 501}));  // several blocks of rows
+
+TEST(LossParallel, EqualsLibtorchOnPlainLogits) {
+  const at::Tensor logits = some_logits(9, 13);
+  const at::Tensor targets = some_targets(9, 13);
+  const Expected expected = reference(logits, targets);
+  const at::Tensor leaf = logits.clone().requires_grad_();
+  const at::Tensor loss = cross_entropy(leaf, targets);
+  loss.backward();
+  EXPECT_TRUE(loss.allclose(expected.loss));
+  EXPECT_TRUE(leaf.grad().allclose(expected.gradient, 1e-5, 1e-7));
+}
+
+TEST(LossParallel, ComputesInFp32FromBfloat16) {
+  const at::Tensor logits = some_logits(6, 40).to(at::kBFloat16);
+  const at::Tensor targets = some_targets(6, 40);
+  const Expected expected = reference(logits, targets);
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor sharded = distribute_tensor(logits, rank.mesh({2}, {"tp"}), {Shard{1}})
+                                   .tensor()
+                                   .detach()
+                                   .requires_grad_();
+    const at::Tensor loss = cross_entropy(sharded, targets);
+    loss.backward();
+    EXPECT_EQ(loss.scalar_type(), at::kFloat);
+    EXPECT_TRUE(loss.allclose(expected.loss, 1e-6, 1e-6));
+    EXPECT_EQ(sharded.grad().scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(DistributedTensor(sharded.grad())
+                    .full_tensor()
+                    .to(at::kFloat)
+                    .allclose(expected.gradient, 1e-2, 1e-6));
+  });
+}
+
+TEST(LossParallel, SurvivesLogitsThatOverflowExp) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor logits = at::full({2, 4}, 1e4);
+    const at::Tensor sharded =
+        distribute_tensor(logits, rank.mesh({2}, {"tp"}), {Shard{1}}).tensor();
+    EXPECT_NEAR(cross_entropy(sharded, some_targets(2, 4)).item<double>(), std::log(4.0), 1e-6);
+  });
+}
+
+TEST(LossParallel, GivesTheLossOfEachRow) {
+  const at::Tensor leaf = some_logits(5, 9).requires_grad_();
+  const at::Tensor targets = some_targets(5, 9);
+  targets[3] = -100;
+  const at::Tensor weights = at::arange(5, at::kFloat);
+  cross_entropy(leaf, targets, {.reduction = Reduction::kNone}).mul(weights).sum().backward();
+  const at::Tensor theirs = some_logits(5, 9).requires_grad_();
+  const at::Tensor losses = at::cross_entropy_loss(theirs, targets, {}, at::Reduction::None, -100);
+  losses.mul(weights).sum().backward();
+  EXPECT_TRUE(leaf.grad().allclose(theirs.grad(), 1e-5, 1e-7));
+}
+
+TEST(LossParallel, IsZeroWhereAllTargetsAreIgnored) {
+  const at::Tensor leaf = some_logits(3, 5).requires_grad_();
+  const at::Tensor loss = cross_entropy(leaf, at::full({3}, -100, at::kLong));
+  loss.backward();
+  EXPECT_EQ(loss.item<float>(), 0);
+  EXPECT_TRUE(leaf.grad().eq(0).all().item<bool>());
+}
+
+TEST(LossParallel, RefusesOptionsThatSayNothing) {
+  const auto loss = [](const CrossEntropyOptions& options) {
+    cross_entropy(some_logits(2, 3), some_targets(2, 3), options);
+  };
+  EXPECT_ERROR(loss({.label_smoothing = 1.5}), "label_smoothing is 1.5; it must be from 0 to 1");
+  EXPECT_ERROR(loss({.z_loss = -1}), "z_loss is -1");
+  EXPECT_ERROR(loss({.reduction = Reduction::kSum, .tokens = at::ones({})}), ".tokens", "kMean");
+  EXPECT_ERROR(loss({.tokens = at::ones({2})}), ".tokens", "[2]");
+}
+
+TEST(LossParallel, ComparesTargetsInDebugMode) {
+  const testing::DebugChecks checks("1");
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    const at::Tensor logits =
+        distribute_tensor(some_logits(4, 6), rank.mesh({2}, {"tp"}), {Shard{1}}).tensor();
+    cross_entropy(logits, some_targets(4, 6), {});
+    cross_entropy(logits, (some_targets(4, 6) + rank.rank()).remainder(6), {});
+  });
+  EXPECT_CONTAINS(errors, "cross_entropy of logits sharded over the vocabulary: the targets",
+                  "first at [0]: 2 on rank 0 and 3 on rank 1", "the same batch");
+}
+
+constexpr std::int64_t kMeshTokens = 7, kMeshVocabulary = 11;
+
+at::Tensor mesh_logits() {
+  return testing::uniform_values({kMeshTokens, kMeshVocabulary}, 3).to(at::kDouble).mul(4);
+}
+
+at::Tensor mesh_targets() {
+  const at::Tensor targets =
+      at::arange(kMeshTokens, at::kLong).mul(3).add(1).remainder(kMeshVocabulary);
+  targets[2] = -100;
+  return targets;
+}
+
+struct WholeLoss {
+  at::Tensor loss, gradient;
+};
+
+/// The loss of the whole logits, weighted by `of_row` for kNone.
+WholeLoss loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
+  const at::Tensor leaf = mesh_logits().requires_grad_();
+  const at::Tensor targets = mesh_targets();
+  at::Tensor losses =
+      at::cross_entropy_loss(leaf, targets, {}, at::Reduction::None, -100, options.label_smoothing);
+  losses = losses + leaf.logsumexp(1).square().masked_fill(targets.eq(-100), 0) * options.z_loss;
+  const at::Tensor loss = options.reduction == Reduction::kNone ? losses
+                          : options.reduction == Reduction::kSum
+                              ? losses.sum()
+                              : losses.sum() / targets.ne(-100).sum();
+  (options.reduction == Reduction::kNone ? (loss * of_row).sum() : loss).backward();
+  return {loss.detach(), leaf.grad()};
+}
+
+struct MeshCase {
+  std::vector<std::int64_t> mesh;
+  Placements logits, targets;  ///< no targets' placements: plain
+};
+
+class LossOnMeshes : public ::testing::TestWithParam<MeshCase> {};
+
+void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
+                             const CrossEntropyOptions& options) {
+  const at::Tensor of_row = at::arange(1, kMeshTokens + 1, at::kDouble);
+  const WholeLoss expected = loss_of_one_rank(options, of_row);
+  const DeviceMesh mesh = rank.mesh(param.mesh, {"dp", "tp"});
+  const at::Tensor logits =
+      distribute_tensor(mesh_logits(), mesh, param.logits).tensor().detach().requires_grad_();
+  const at::Tensor targets = param.targets.empty()
+                                 ? mesh_targets()
+                                 : distribute_tensor(mesh_targets(), mesh, param.targets).tensor();
+  const StrictScope strict;
+  const at::Tensor loss = cross_entropy(logits, targets, options);
+  const at::Tensor whole =
+      tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss;
+  const bool rows = options.reduction == Reduction::kNone;
+  (rows ? (whole * of_row).sum() : whole).backward();
+
+  EXPECT_TRUE(whole.allclose(expected.loss, 0, 1e-12)) << whole << expected.loss;
+  const DistributedTensor gradient(logits.grad());
+  EXPECT_EQ(gradient.layout(), DistributedTensor(logits).layout());
+  EXPECT_TRUE(gradient.full_tensor().allclose(expected.gradient, 0, 1e-12));
+}
+
+TEST_P(LossOnMeshes, EqualsTheLossOfOneRank) {
+  const MeshCase& param = GetParam();
+  RunRanks(testing::ranks_of(param.mesh), [&](Rank& rank) {
+    for (const CrossEntropyOptions& options :
+         {CrossEntropyOptions{}, CrossEntropyOptions{.reduction = Reduction::kSum},
+          CrossEntropyOptions{.reduction = Reduction::kNone},
+          CrossEntropyOptions{.label_smoothing = 0.2, .z_loss = 0.03},
+          CrossEntropyOptions{.reduction = Reduction::kSum, .label_smoothing = 1, .z_loss = 0.5}}) {
+      expect_loss_of_one_rank(rank, param, options);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Placements, LossOnMeshes,
+    ::testing::Values(
+        MeshCase{{2, 2}, {Shard{0}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}},
+        MeshCase{{2, 2}, {Shard{0}, Shard{1}}, {Replicate{}, Shard{0}}},  // as other ranks' rows
+        MeshCase{{2, 2}, {Shard{1}, Shard{0}}, {}}, MeshCase{{2, 2}, {Shard{1}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Shard{0}, Shard{0}}, {Shard{0}, Shard{0}}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{0}}},  // gathered
+        MeshCase{{2, 2}, {Replicate{}, Replicate{}}, {}},
+        MeshCase{{1, 4}, {Shard{0}, Shard{1}}, {}}, MeshCase{{3, 1}, {Shard{0}, Shard{1}}, {}},
+        MeshCase{{2, 3}, {Shard{1}, Shard{1}}, {}}));  // a rank without columns
+
+TEST(LossOnMeshes, MeansOverTheTokensOfAllRanksIfSomeIgnoreAll) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    const at::Tensor targets = mesh_targets();
+    targets.narrow(0, 4, 3).fill_(-100);
+    const at::Tensor logits = distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor();
+    const at::Tensor expected = cross_entropy(mesh_logits(), targets);
+    EXPECT_TRUE(cross_entropy(logits, targets).allclose(expected, 0, 1e-12));
+  });
+}
+
+// Plain targets are refused by all ranks in the same words, distributed ones by those that have
+// them.
+TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
+  for (const bool distributed : {false, true}) {
+    const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      at::Tensor targets = mesh_targets();
+      targets[kMeshTokens - 1] = kMeshVocabulary;
+      if (distributed) {
+        targets = distribute_tensor(targets, mesh, {Shard{0}}).tensor();
+      }
+      cross_entropy(distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor(), targets);
+    });
+    EXPECT_CONTAINS(errors[1], "a target is outside the vocabulary [0, 11)");
+    EXPECT_CONTAINS(errors[0], distributed ? "rank 1" : "a target is outside the vocabulary");
+  }
+}
+
+TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
+    EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "partial", "Shard(1)");
+    const at::Tensor even = mesh_logits().narrow(1, 0, 8);
+    const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
+    EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
+    const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
+    EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "full_tensor()");
+    const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
+    const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
+    EXPECT_ERROR(cross_entropy(columns, targets), "full_tensor()");
+  });
+}
 
 using testing::full_tensor;
 
@@ -257,9 +537,9 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotTake) {
   const auto run = [&](const LinearCrossEntropyOptions& options) {
     linear_cross_entropy(hidden.clone().requires_grad_(), weight, targets, options);
   };
-  EXPECT_ERROR(run({.chunks = -1}), "chunks are -1");
-  EXPECT_ERROR(run({.chunk_bytes = 0}), "or 0 and a number of bytes");
-  EXPECT_ERROR(run({.loss = {.reduction = Reduction::kNone}}), "kNone has no gradient here");
+  EXPECT_ERROR(run({.chunks = -1}), ".chunks is -1");
+  EXPECT_ERROR(run({.chunk_bytes = 0}), ".chunk_bytes 0");
+  EXPECT_ERROR(run({.loss = {.reduction = Reduction::kNone}}), "kNone");
   EXPECT_ERROR(run({.loss = {.z_loss = -1}}), "z_loss is -1");
   EXPECT_ERROR(linear_cross_entropy(hidden, weight.t(), targets), "(vocabulary, features)");
   EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), weight, targets), "of one type");
@@ -270,7 +550,7 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotTake) {
     const at::Tensor rows = distribute_tensor(weight, mesh, {Shard{0}}).tensor();
     const at::Tensor columns = distribute_tensor(weight, mesh, {Shard{1}}).tensor();
     const at::Tensor whole = distribute_tensor(hidden, mesh, {Replicate{}}).tensor();
-    EXPECT_ERROR(linear_cross_entropy(hidden, rows, targets), "hidden is plain and weight is");
+    EXPECT_ERROR(linear_cross_entropy(hidden, rows, targets), "plain", "distributed");
     EXPECT_ERROR(linear_cross_entropy(whole, columns, targets), "the weight is Shard(1)");
   });
 }

@@ -1,16 +1,16 @@
-// Comparisons between ranks: no rank alone can see that copies differ. A run with different copies
-// may have a loss that looks right.
+// What ranks must have alike under tensor parallelism. One rank alone cannot see a difference, and
+// the loss of such a run may look right.
 
-#include "equal_copies.h"
+#include "replica_check.h"
 
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_set>
 #include <utility>
 
-#include "plan/checked_plan.h"
-#include "plan/plan_text.h"
+#include "plan.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
@@ -31,15 +31,16 @@ using tessera::detail::Equality;
 using tessera::detail::Replica;
 
 constexpr const char* kSameValues =
-    "give its copies the same values (one seed for all ranks, nn::init_weights, a checkpoint), let "
-    "the plan split it, or, where each rank has another (experts), say so with "
-    "ParameterSlot::set_distinct_along()";
+    "give all ranks the same values (one seed, nn::init_weights, a checkpoint), split the "
+    "parameter "
+    "in the plan, or call ParameterSlot::set_distinct_along() if each rank has its own (experts)";
 constexpr const char* kSameOrigin =
-    "give all ranks one seed (nn::init_weights, at::manual_seed before the model is made), or load "
-    "a checkpoint";
+    "give all ranks one seed (nn::init_weights, or at::manual_seed before the model is made), or "
+    "load a checkpoint";
 constexpr const char* kSameInput =
-    "give every rank of this mesh the same batch (is another dimension of the mesh meant?), or say "
-    "what a part is: by DistributedTensor::from_local, or in the plan by prepare_module_input";
+    "give every rank of this mesh the same batch (was another dimension of the mesh meant?), or "
+    "pass "
+    "the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
 /// Parameters below `root` that have slots, each once. named_slots() would throw for the others.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
@@ -54,9 +55,9 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this one. A rank outside of the tensor's mesh is at this
-/// rank's place in another slice like it.
-bool holds_the_same(const ShardingSpec& spec, int rank) {
+/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh has the
+/// place of this rank in another slice of the same mesh.
+bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
   if (index == std::ssize(ranks)) {
@@ -73,25 +74,21 @@ bool holds_the_same(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// Whether the ranks of `mesh` have copies of it.
-bool is_copied(const at::Tensor& tensor, const DeviceMesh& mesh) {
+/// FSDP may have sharded the tensor over further mesh dimensions.
+bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return true;
   }
   const ShardingSpec& spec = sharding_spec(tensor);
-  return std::ranges::all_of(mesh.ranks(), [&](int rank) { return holds_the_same(spec, rank); });
+  return std::ranges::all_of(mesh.ranks(), [&](int rank) { return has_same_shard(spec, rank); });
 }
 
-/// Undefined also while gradients wait to be reduced, and where each rank of `mesh` has its part:
-/// backward may leave a gradient split whose parameter is not.
-at::Tensor gradient_of(const at::Tensor& parameter, const DeviceMesh& mesh) {
+/// Undefined also while FSDP has not reduced the gradient.
+at::Tensor gradient_of(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
-  const bool compared =
-      gradient.defined() && nn::placeholder(gradient) == nullptr && is_copied(gradient, mesh);
-  return compared ? gradient : at::Tensor();
+  return gradient.defined() && nn::placeholder(gradient) == nullptr ? gradient : at::Tensor();
 }
 
-/// Fake tensors have no values.
 bool has_values(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_meta() && !kernels::in_fake_mode();
 }
@@ -106,8 +103,9 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
   return replicas;
 }
 
+/// For messages of operators in the forward of `module`.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // An earlier hook may throw before ours has run.
+  // 0 where an earlier hook has thrown.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -123,12 +121,12 @@ void name_calls(nn::ModuleBase& module, const std::string& fqn) {
 
 }  // namespace
 
-EqualCopies::EqualCopies(nn::ModuleBase& root, DeviceMesh mesh)
+ReplicaCheck::ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh)
     : mesh_(std::move(mesh)),
       debug_(tessera::detail::debug_checks()),
       parameters_(parameters_below(root)) {}
 
-bool EqualCopies::add(nn::ModuleBase& module, const std::string& fqn) {
+bool ReplicaCheck::add(nn::ModuleBase& module, const std::string& fqn) {
   if (!names_.emplace(&module, fqn).second) {
     return false;
   }
@@ -136,33 +134,32 @@ bool EqualCopies::add(nn::ModuleBase& module, const std::string& fqn) {
   if (debug_) {
     name_calls(module, fqn);
   }
-  module.add_forward_pre_hook([copies = shared_from_this()](auto&, nn::TensorList) {
-    if (!std::exchange(copies->compared_, true)) {
-      copies->compare(copies->copies(false), Equality::kBitwise, kSameValues);
-      copies->compare_origins();
+  module.add_forward_pre_hook([self = shared_from_this()](auto&, nn::TensorList) {
+    if (!self->compared_) {
+      self->compare_before_forward({});
     }
   });
   return true;
 }
 
-void EqualCopies::watch_root(nn::ModuleBase& root) {
-  root.add_forward_pre_hook([copies = shared_from_this()](auto&, nn::TensorList inputs) {
+void ReplicaCheck::watch_root(nn::ModuleBase& root) {
+  root.add_forward_pre_hook([self = shared_from_this()](auto&, nn::TensorList inputs) {
     if (!nn::is_recomputing()) {
-      copies->compare_before_forward(inputs);
+      self->compare_before_forward(inputs);
     }
   });
   if (debug_) {
-    root.add_forward_hook([copies = shared_from_this()](auto&, nn::TensorList outputs) {
-      copies->compare_after_backward(outputs);
+    root.add_forward_hook([self = shared_from_this()](auto&, nn::TensorList outputs) {
+      self->compare_after_backward(outputs);
     });
   }
 }
 
-std::string EqualCopies::name_of(const nn::ModuleBase& module) const {
+std::string ReplicaCheck::name_of(const nn::ModuleBase& module) const {
   return quoted(names_.at(&module));
 }
 
-void EqualCopies::check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const {
+void ReplicaCheck::check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const {
   if (debug_ && has_values(tensor)) {
     tessera::detail::check_replicas(
         tessera::detail::peers_of(mesh_), {{"its plain input", tensor.detach()}},
@@ -170,87 +167,84 @@ void EqualCopies::check_input(const nn::ModuleBase& module, const at::Tensor& te
   }
 }
 
-bool EqualCopies::has_copies(const nn::ParameterSlot& slot) const {
+bool ReplicaCheck::is_replicated(const nn::ParameterSlot& slot) const {
   const at::Tensor& tensor = slot.persistent();
-  return !tensor.is_meta() && !is_distinct_on(slot, mesh_) && is_copied(tensor, mesh_);
+  return !tensor.is_meta() && !is_distinct_on(slot, mesh_) && is_replicated_over(mesh_, tensor);
 }
 
-std::vector<Replica> EqualCopies::copies(bool gradients) const {
+std::vector<Replica> ReplicaCheck::replicas(bool gradients) const {
   std::vector<Replica> replicas;
   for (const auto& [name, slot] : parameters_) {
-    if (has_copies(*slot)) {
+    if (is_replicated(*slot)) {
       const at::Tensor& tensor = slot->persistent();
       replicas.push_back(
           {detail::concat(gradients ? "the gradient of parameter '" : "parameter '", name, "'"),
-           local_tensor(gradients ? gradient_of(tensor, mesh_) : tensor)});
+           local_tensor(gradients ? gradient_of(tensor) : tensor)});
     }
   }
   return replicas;
 }
 
-void EqualCopies::compare_before_forward(nn::TensorList inputs) {
+void ReplicaCheck::compare_before_forward(nn::TensorList inputs) {
   const bool is_first = !std::exchange(compared_, true);
-  const Equality equality = is_first ? Equality::kBitwise : Equality::kRounded;
-  std::vector<Replica> replicas;
-  if (is_first || debug_) {
-    replicas = copies(false);
-  }
+  std::vector<Replica> found = is_first || debug_ ? replicas(false) : std::vector<Replica>();
   std::string remedy = kSameValues;
-  // In one exchange with the parameters' comparison.
-  if (c10::GradMode::is_enabled() && !std::exchange(compared_inputs_, true)) {
-    std::ranges::move(plain_inputs(inputs), std::back_inserter(replicas));
+  if (!inputs.empty() && c10::GradMode::is_enabled() && !std::exchange(compared_inputs_, true)) {
+    std::ranges::move(plain_inputs(inputs), std::back_inserter(found));
     remedy += detail::concat("; of inputs: ", kSameInput);
   }
-  compare(replicas, equality, remedy);
+  compare(found, is_first ? Equality::kBitwise : Equality::kRounded, remedy);
   if (is_first) {
     compare_origins();
   }
 }
 
-void EqualCopies::compare_origins() const {
-  std::vector<std::pair<std::string, std::int64_t>> origins;
-  for (const auto& [name, slot] : parameters_) {
-    if (!slot->persistent().is_meta() && !is_distinct_on(*slot, mesh_) && !has_copies(*slot)) {
-      origins.emplace_back(detail::concat("parameter '", name, "'"), nn::detail::origin_of(*slot));
-    }
-  }
+/// Whether the shards of a parameter are those of one tensor.
+void ReplicaCheck::compare_origins() const {
   if (mesh_.size() == 1) {
     return;
+  }
+  std::vector<std::pair<std::string, std::int64_t>> origins;
+  for (const auto& [name, slot] : parameters_) {
+    if (!slot->persistent().is_meta() && !is_distinct_on(*slot, mesh_) && !is_replicated(*slot)) {
+      origins.emplace_back(detail::concat("parameter '", name, "'"), nn::detail::origin_of(*slot));
+    }
   }
   const std::string difference = nn::detail::different_origins(mesh_, origins);
   TESSERA_CHECK(difference.empty(), "tensor parallelism on ", to_string(mesh_), ": ", difference,
                 "; ", kSameOrigin);
 }
 
-void EqualCopies::compare(const std::vector<Replica>& copies, Equality equality,
-                          const std::string& remedy) const {
-  if (!copies.empty()) {
-    tessera::detail::check_replicas(tessera::detail::peers_of(mesh_), copies, equality,
+void ReplicaCheck::compare(const std::vector<Replica>& replicas, Equality equality,
+                           const std::string& remedy) const {
+  if (!replicas.empty()) {
+    tessera::detail::check_replicas(tessera::detail::peers_of(mesh_), replicas, equality,
                                     detail::concat("tensor parallelism on ", to_string(mesh_)),
                                     remedy);
   }
 }
 
-void EqualCopies::compare_gradients() const {
-  compare(
-      copies(true), Equality::kRounded,
-      "its copies would drift apart: see that each rank computes the same with it, or that what "
-      "it is computed with is distributed");
-}
-
-/// Runs after other callbacks at the end of this backward: FSDP's reductions, and pending sums.
-void EqualCopies::compare_after_backward(nn::TensorList outputs) {
+void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
+  // The ids of backwards that will compare. One backward may reach several outputs, and backwards
+  // may be nested.
+  const auto queued = std::make_shared<std::unordered_set<int>>();
   for (const at::Tensor* output : outputs) {
     if (!output->defined() || !output->requires_grad()) {
       continue;
     }
     tessera::detail::add_own_hook(
         *output, tessera::detail::OwnHook::kNotice,
-        [copies = shared_from_this()](const at::Tensor& gradient) {
-          const int backward = tessera::detail::backward_id();
-          if (std::exchange(copies->backward_, backward) != backward) {
-            call_at_end_of_backward(
-                [copies] { call_at_end_of_backward([copies] { copies->compare_gradients(); }); });
+        [self = shared_from_this(), queued](const at::Tensor& gradient) {
+          if (queued->insert(tessera::detail::backward_id()).second) {
+            // Twice, so that the comparison runs after FSDP's callback.
+            call_at_end_of_backward([self] {
+              call_at_end_of_backward([self] {
+                self->compare(
+                    self->replicas(true), Equality::kRounded,
+                    "let each rank compute the same with the parameter, or distribute "
+                    "the tensors that it is combined with; otherwise its replicas diverge");
+              });
+            });
           }
           return gradient;
         });

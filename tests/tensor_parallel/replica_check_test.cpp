@@ -1,9 +1,11 @@
-// What the ranks have alike, which only all of them together can know, is compared.
+// What ranks must have alike: replicated parameters, plain inputs, and the origin of split
+// parameters.
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
+#include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
@@ -99,7 +101,7 @@ TEST(UnevenPart, IsWhatChunkMakes) {
                   "the ranks hold [2, 3, 3]", "of 8 is [3, 3, 2]");
 }
 
-TEST(Copies, AreEqualBeforeTheFirstForward) {
+TEST(Replicas, AreEqualBeforeTheFirstForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     Filled<HeadsModel> model;
@@ -111,11 +113,11 @@ TEST(Copies, AreEqualBeforeTheFirstForward) {
   });
   for (const std::string& error : {errors[2], errors[3]}) {
     EXPECT_CONTAINS(error, "parameter 'norm.weight' differs from rank 2 on ranks 3, first at [5]",
-                    "and 2.5 on rank 3; give its copies the same values");
+                    "2.5 on rank 3");
   }
 }
 
-TEST(Copies, AreComparedForReplicatedStylesToo) {
+TEST(Replicas, AreComparedForReplicatedStylesToo) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     Filled<HeadsModel> model;
     if (rank.rank() == 1) {
@@ -127,7 +129,7 @@ TEST(Copies, AreComparedForReplicatedStylesToo) {
   EXPECT_CONTAINS(errors[0], "parameter 'layers.1.q_norm.weight' differs from rank 0 on ranks 1");
 }
 
-TEST(Copies, MayDifferIfMarkedDistinct) {
+TEST(Replicas, MayDifferIfMarkedDistinct) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<HeadsModel> model;
     model.norm->weight->detach().fill_(rank.rank() + 1.0);
@@ -137,7 +139,7 @@ TEST(Copies, MayDifferIfMarkedDistinct) {
   });
 }
 
-TEST(Copies, AreNotOnTheMetaDevice) {
+TEST(Replicas, AreNotOnTheMetaDevice) {
   RunRanks(2, [](Rank& rank) {
     const nn::MetaDevice meta;
     nn::RMSNorm norm(4);
@@ -190,7 +192,7 @@ struct MasksItsHeads : nn::Module<MasksItsHeads> {
   nn::Child<nn::Linear> q{*this, "q", 8, 8};
 };
 
-TEST(DebugMode, CompareEveryPlainTensorThatMeetsADistributedOne) {
+TEST(DebugMode, CompareEveryPlainOperandOfADistributedTensor) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     nn::Sequential model;
@@ -241,7 +243,7 @@ TEST(DebugMode, CompareGradientsAfterEachBackward) {
     norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
   });
   EXPECT_CONTAINS(errors, "the gradient of parameter 'weight' differs from rank 0 on ranks 1",
-                  "its copies would drift apart");
+                  "DeviceMesh((tp=2), cpu)");
 }
 
 /// `b` has no entry, and meets what `a` has split by features.
@@ -251,8 +253,7 @@ struct SumOfTwo : nn::Module<SumOfTwo> {
   nn::Child<nn::Linear> b{*this, "b", 8, 6};
 };
 
-// A part of a gradient is no copy of it, though its parameter is copied.
-TEST(DebugMode, LeaveOutGradientsThatAreSplit) {
+TEST(DebugMode, CompareGradientsThatOperatorsHaveSplit) {
   const DebugChecks checks("1");
   Filled<SumOfTwo> alone;
   alone(tokens()).backward();
@@ -262,9 +263,8 @@ TEST(DebugMode, LeaveOutGradientsThatAreSplit) {
     model(tokens()).backward();
     const at::Tensor& split = model.b->weight.slot()->persistent();
     EXPECT_EQ(DistributedTensor(split).placements(), Placements{Replicate{}});
-    EXPECT_EQ(DistributedTensor(split.grad()).placements(), Placements{Shard{0}});
+    EXPECT_EQ(DistributedTensor(split.grad()).placements(), Placements{Replicate{}});
     EXPECT_TRUE(full_tensor(split.grad()).allclose(alone.b->weight->grad()));
-    // The next forward compares the copies that a step has made of such gradients.
     optim::Sgd(model, {.lr = 0.1}).step();
     EXPECT_NO_THROW(model(tokens()));
   });
@@ -287,5 +287,103 @@ TEST(DebugMode, CompareGradientsOfShards) {
   EXPECT_CONTAINS(errors[3], "the gradient of parameter 'weight' differs from rank 2 on ranks 3");
 }
 
+namespace split_origins {
+
+constexpr auto kDifferent = "are parts of different tensors; give all ranks one seed";
+
+at::Tensor call(nn::Linear& linear) {
+  return linear(testing::uniform_values({3, 4}, 1));
+}
+
+void split(nn::Linear& linear, const DeviceMesh& mesh) {
+  parallelize_module(linear, mesh, {{"", colwise_parallel()}});
+}
+
+TEST(SplitOrigins, AreRefusedForDifferentSeedsBeforeThePlan) {
+  RunRanks(3, [](Rank& rank) {
+    nn::Linear linear(4, 5);
+    nn::init_weights(linear, rank.rank() == 2 ? 1 : 0);
+    split(linear, rank.mesh({3}, {"tp"}));
+    EXPECT_ERROR(call(linear), "tensor parallelism on", "parameter 'weight' on rank 0 and rank 2",
+                 kDifferent);
+  });
+}
+
+TEST(SplitOrigins, AreRefusedForDifferentSeedsAfterThePlan) {
+  RunRanks(2, [](Rank& rank) {
+    const auto linear = testing::made_on_meta<nn::Linear>(4, 5);
+    split(*linear, rank.mesh({2}, {"tp"}));
+    nn::to_empty(*linear, at::kCPU);
+    nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));
+    EXPECT_ERROR(call(*linear), kDifferent);
+  });
+}
+
+TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<nn::Linear> linear(4, 5);
+    if (mesh.local_rank("tp") == 1) {
+      const at::NoGradGuard no_grad;
+      linear.slot("weight")->get().add_(1);
+    }
+    split(linear, mesh["tp"]);
+    fsdp::fully_shard(linear, mesh["dp"]);
+    EXPECT_ERROR(call(linear), kDifferent);
+  });
+}
+
+TEST(SplitOrigins, AreOfEquallyManyParameters) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    testing::Filled<nn::Linear> linear(4, 5, nn::LinearOptions{.bias = rank.rank() == 1});
+    split(linear, rank.mesh({2}, {"tp"}));
+    call(linear);
+  });
+  EXPECT_CONTAINS(errors, "of DeviceMesh((tp=2), cpu), rank 1 has 2 parameters where rank 0 has 1",
+                  "make the same model on every rank");
+  EXPECT_CONTAINS(errors[0], "(on this rank from parameter 'weight' to parameter 'weight')");
+  EXPECT_CONTAINS(errors[1], "(on this rank from parameter 'weight' to parameter 'bias')");
+}
+
+TEST(SplitOrigins, AreAcceptedForOneTensor) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    for (const bool sharded : {false, true}) {
+      for (const std::int64_t outputs : {5, 1}) {
+        nn::Linear filled(4, outputs), seeded(4, outputs);
+        testing::fill(filled);
+        nn::init_weights(seeded, 3);
+        for (nn::Linear* linear : {&filled, &seeded}) {
+          split(*linear, mesh["tp"]);
+          if (sharded) {
+            fsdp::fully_shard(*linear, mesh["dp"]);
+          }
+          EXPECT_NO_THROW(call(*linear).sum().backward());
+        }
+      }
+    }
+  });
+}
+
+TEST(SplitOrigins, DoNotMatterOnceValuesWereWrittenOrWhereTheyAreMeantToDiffer) {
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    nn::Linear written(4, 5), distinct(4, 5);
+    for (nn::Linear* linear : {&written, &distinct}) {
+      nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));
+      split(*linear, mesh);
+    }
+    {
+      const at::NoGradGuard no_grad;
+      for (const auto& [name, slot] : written.named_slots()) {
+        slot->get().fill_(0.5);
+      }
+    }
+    for (const auto& [name, slot] : distinct.named_slots()) {
+      slot->set_distinct_along(mesh);
+    }
+    EXPECT_NO_THROW(call(written));
+    EXPECT_NO_THROW(call(distinct));
+  });
+}
+
+}  // namespace split_origins
 }  // namespace
 }  // namespace tessera::tensor_parallel
