@@ -22,7 +22,7 @@ int train(std::vector<std::string> arguments) {
     tessera::observe::count_tensor_memory();
   }
   // From the start, so that a signal during start-up is not lost. To the end, so never deleted:
-  // one that comes late does not kill a rank that has saved. A run that saves nothing just ends.
+  // a late signal does not kill a rank that has saved. A run without checkpoints ends at once.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty()) {
     signals.emplace();
@@ -37,7 +37,7 @@ int train(std::vector<std::string> arguments) {
     const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
     return finished ? 0 : tessera::kStoppedExitCode;
   } catch (const c10::Error& error) {
-    // Out of memory, for example. what() would add pages of the stack.
+    // Out of memory, for example. what() would add a long stack.
     tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
 }

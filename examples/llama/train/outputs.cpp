@@ -55,14 +55,13 @@ bool has_flags(const std::filesystem::path& config, const std::string& text) {
          flags_of(tessera::files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
 }
 
-/// For a run that begins. With --resume auto it may be one that ended before its first step was
-/// saved.
+/// For a new run. With --resume auto it may repeat one that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
   const bool begins_again = may_begin_again && has_flags(config, text);
   std::string found = begins_again ? "" : file_of_a_run(folder);
-  // If two runs begin at the same time, one of them writes it.
+  // Of two runs that begin at the same time, one writes it.
   if (found.empty() && !tessera::files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
   }
@@ -100,7 +99,7 @@ using namespace tessera;
 
 namespace {
 
-/// What adapters were trained beside.
+/// The base model of adapters.
 std::string base_model(const TrainOptions& options) {
   return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
                                : options.model;
@@ -126,7 +125,7 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   log.open(run.state.step);
 }
 
-/// A slow kernel shows in the log before it shows in the step's time.
+/// The log names a slow kernel before the first step.
 std::string attention_of_a_rank(const LlamaRun& run) {
   const TrainOptions& options = run.options;
   const Config& config = run.config;
