@@ -163,7 +163,7 @@ void Recording::begin(const comm::World& world, std::int64_t done) {
   const int rank = world.rank();
   steps_ = steps_left(done, rank == 0);
   if (steps_.first > 0) {
-    file_ = file_of_rank(options_.profile, rank);
+    file_ = file_of_rank(files::absolute_path(options_.profile), rank);
     check_can_write(std::string(options_.names.dashes) + "profile", file_);
   }
 }
