@@ -88,7 +88,13 @@ void write_whole(AtomicFile& file, const std::string& text) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+std::filesystem::path absolute_path(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path absolute = path.empty() ? path : std::filesystem::absolute(path, error);
+  return error ? path : absolute;
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) {
   check_replaceable(path_);
   const std::string own = path_.filename().string();
   remove_leftovers(folder_of(path_), [&own](const std::string& name) { return name == own; });
@@ -261,7 +267,12 @@ void create_folders(const std::filesystem::path& folder) {
   create_folders(folder.parent_path());
   if (std::filesystem::create_directory(folder, error)) {
     sync_folder(folder_of(folder));
+    return;
   }
+  std::error_code unknown;
+  TESSERA_CHECK(!error || std::filesystem::is_directory(folder, unknown),
+                "cannot make the folder '", folder.string(), "' in '", folder_of(folder).string(),
+                "': ", error.message(), ": name a folder that may be written and has room");
 }
 
 namespace {

@@ -188,7 +188,7 @@ std::vector<StepMetrics> read_metrics(const std::filesystem::path& path, std::in
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
-    : path_(path) {
+    : path_(files::absolute_path(path)) {
   std::error_code ignored;  // the file's own error says more
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);

@@ -43,8 +43,8 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
     return;
   }
   metrics.checkpoint_stall_s = std::exchange(stall_s_, std::nullopt);
-  // A report shows the last step's traffic. Small blocks kept from every step would lie between
-  // the step's large ones, and the heap would grow with the number of steps.
+  // A report shows the last step's traffic. Small blocks of every step would fragment the heap,
+  // which would grow with the number of steps.
   if (!history_.empty()) {
     history_.back().comm.clear();
   }
@@ -129,6 +129,13 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
 
 }  // namespace
 
+Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
+  if (!options_.profile.empty()) {
+    // The profile is written at the end, perhaps after a chdir().
+    options_.profile = files::absolute_path(options_.profile);
+  }
+}
+
 /// The requested steps that are left after `done` steps: a resumed run has made some. {0, 0}: none.
 StepRange Recording::steps_left(std::int64_t done, bool is_main) const {
   StepRange requested = options_.profile_steps;
@@ -156,7 +163,7 @@ void Recording::begin(const comm::World& world, std::int64_t done) {
   const int rank = world.rank();
   steps_ = steps_left(done, rank == 0);
   if (steps_.first > 0) {
-    file_ = file_of_rank(options_.profile, rank);
+    file_ = file_of_rank(files::absolute_path(options_.profile), rank);
     check_can_write(std::string(options_.names.dashes) + "profile", file_);
   }
 }

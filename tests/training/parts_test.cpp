@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "mlp_run.h"
-#include "tessera/optim/ema.h"
+#include "tessera/optim/optimizer.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/recording.h"
 #include "tessera/training/step.h"

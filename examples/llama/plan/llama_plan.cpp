@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <regex>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -21,6 +22,11 @@
 #include "examples/llama/train/options.h"
 #include "examples/llama/train/run.h"
 #include "tessera/core/error.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/fake_world.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/process.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
 #include "tessera/planning/search.h"
@@ -30,6 +36,17 @@ namespace llama {
 /// A plan of each kind of rank. Throws tessera::Error for what llama_train refuses.
 tessera::planning::RunPlan plan_llama(const TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
+/// Collectives of one kind that a module causes in a step.
+struct ModuleTraffic {
+  std::string module;  ///< "model.layers.*.mlp": all layers together; "": outside of the model
+  bool backward = false;
+  std::string group, collective;  ///< "tp", "all_gather"
+  tessera::comm::Traffic traffic;
+};
+/// What rank 0 sends in the second step of the run, in the order of the step.
+std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
+/// A table with a line for each.
+std::string to_text(const std::vector<ModuleTraffic>& modules);
 /// Training layouts of `gpus` ranks. What was given as a flag stays as it is.
 tessera::planning::Search search_llama(const TrainOptions& options,
                                        const tessera::planning::Machine& machine,
@@ -85,6 +102,80 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
+/// "model.layers.3.mlp" -> "model.layers.*.mlp".
+std::string pattern_of(const std::string& fqn) {
+  static const std::regex number(R"((^|\.)\d+(?=\.|$))");
+  return std::regex_replace(fqn, number, "$1*");
+}
+
+/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's gradient
+/// arrived last: collectives of clipping and the optimizer count for the last module of backward.
+/// Adds hooks to the model, which stay.
+class TrafficByModule {
+ public:
+  TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
+    nn::visit_modules(model, [this](const std::string& fqn, nn::ModuleBase& module) {
+      const std::string name = pattern_of(fqn);
+      module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
+        count();
+        running_.push_back(name);
+        if (name.empty()) {  // the model's own forward: backward has ended
+          backward_.reset();
+        }
+      });
+      module.add_forward_hook([this, name](auto&, nn::TensorList, nn::TensorList outputs) {
+        for (const at::Tensor* output : outputs) {
+          if (output->requires_grad()) {
+            output->register_hook([this, name](const at::Tensor&) {
+              count();
+              backward_ = name;
+            });
+          }
+        }
+      });
+      module.add_always_hook([this] {
+        count();
+        running_.pop_back();
+      });
+    });
+  }
+  void begin() { last_ = counter_.table(); }
+  std::vector<ModuleTraffic> end() {
+    count();
+    return std::move(modules_);
+  }
+
+ private:
+  /// Adds the collectives since the last event.
+  void count() {
+    const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
+    for (const auto& [key, traffic] : counter_.since(last_)) {
+      if (traffic.calls > 0) {
+        add(module, running_.empty() && backward_, key.first, key.second, traffic);
+      }
+    }
+    last_ = counter_.table();
+  }
+  void add(const std::string& module, bool backward, const std::string& group,
+           const std::string& collective, const comm::Traffic& traffic) {
+    auto row = std::ranges::find_if(modules_, [&](const ModuleTraffic& each) {
+      return each.module == module && each.backward == backward && each.group == group &&
+             each.collective == collective;
+    });
+    if (row == modules_.end()) {
+      row = modules_.insert(row, {module, backward, group, collective, {}});
+    }
+    row->traffic.calls += traffic.calls;
+    row->traffic.bytes += traffic.bytes;
+  }
+
+  comm::TrafficCounter& counter_;
+  comm::TrafficTable last_;
+  std::vector<std::string> running_;     ///< forwards, the innermost last
+  std::optional<std::string> backward_;  ///< whose output's gradient arrived last
+  std::vector<ModuleTraffic> modules_;
+};
+
 bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
@@ -94,6 +185,33 @@ bool is_given(const TrainOptions& options, const char* flag) {
 planning::RunPlan plan_llama(const TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   return planning::plan_run(run_of(options), options.ranks(), plan_options(options, machine));
+}
+
+std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
+  const kernels::FakeMode fake;
+  const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
+  const planning::Run run = planned_run(options, world);
+  TrafficByModule traffic(*run.model, world->traffic());
+  run.step();
+  traffic.end();
+  traffic.begin();
+  run.step();
+  return traffic.end();
+}
+
+std::string to_text(const std::vector<ModuleTraffic>& modules) {
+  std::size_t width = 0;
+  for (const ModuleTraffic& each : modules) {
+    width = std::max(width, each.module.size());
+  }
+  std::string text = "collectives of rank 0 by module\n";
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    text +=
+        fmt::format("  {:<{}}  {:<8}  {} {}: {} call{}, {} bytes\n", module.empty() ? "-" : module,
+                    width, backward ? "backward" : "forward", group, collective, traffic.calls,
+                    traffic.calls == 1 ? "" : "s", traffic.bytes);
+  }
+  return modules.empty() ? "" : text;
 }
 
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
@@ -217,9 +335,10 @@ void write_file(const char* flag, const std::string& file, const std::string& te
   TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
-/// With all four degrees. The mesh has those above 1.
+/// With all four degrees, and the collectives by module. The plan's mesh has the degrees above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
-                const TrainOptions& o, const std::string& file) {
+                const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
+                const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
   json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
   json["model"] = std::filesystem::path(o.config).stem().string();
@@ -227,6 +346,15 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   json["flags"] = nlohmann::ordered_json::object();
   for (const auto& [flag, value] : o.listing) {
     json["flags"][flag] = value;
+  }
+  json["modules"] = nlohmann::ordered_json::array();
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    json["modules"].push_back({{"module", module},
+                               {"backward", backward},
+                               {"group", group},
+                               {"collective", collective},
+                               {"calls", traffic.calls},
+                               {"bytes", traffic.bytes}});
   }
   write_file("--json", file, json.dump(1) + "\n");
 }
@@ -259,9 +387,10 @@ int plan(std::vector<std::string> arguments) {
     check_can_write("--json", flags.json);
     const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
     const planning::RunPlan run = plan_llama(options, machine);
-    std::cout << planning::to_text(run) << std::flush;
+    const std::vector<ModuleTraffic> modules = plan_modules(options);
+    std::cout << planning::to_text(run) << to_text(modules) << std::flush;
     if (!flags.json.empty()) {
-      write_json(run, search, options, flags.json);
+      write_json(run, search, modules, options, flags.json);
     }
   } catch (const c10::Error& error) {
     tessera::fail(error.what_without_backtrace());

@@ -1,6 +1,6 @@
 // The flags of llama_train: one table, which the command line, --config-file, --help and the page
-// docs/programs/training.md read. Checks of several flags follow it. A check that needs a file or
-// other ranks is where that is read.
+// docs/programs/training.md read. Checks of several flags follow. Readers of files and
+// collectives have their own checks.
 
 #include "examples/llama/train/options.h"
 
@@ -26,7 +26,7 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// Adds what an option accepts.
+/// Adds the check of a value to an option.
 using Check = std::function<void(CLI::Option&)>;
 
 /// Which runs use a flag. A flag that is given for another run is an error.
@@ -76,7 +76,7 @@ Check hub(tessera::HubItem item) {
   return [item](CLI::Option& option) { option.transform(hub_name(item)); };
 }
 
-/// A number that is too small is most likely one of TFLOP/s.
+/// A number that is too small is probably in TFLOP/s.
 std::string check_peak(const std::string& text) {
   std::string number = text;
   const bool valid =
@@ -94,7 +94,7 @@ const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
 
-// Sections and flags in the order of --help-all. Two strings side by side are one.
+// Sections and flags in the order of --help-all.
 std::vector<Section> make_table() {
   using tessera::HubItem;
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
@@ -314,9 +314,6 @@ std::vector<Section> make_table() {
        {{"output-dir", &O::output_dir, "DIR", "",
          "A new folder for the run: config.toml with all flags, metrics, checkpoints",
          {}, {}, Form::kOne, true},
-        {"print-plan", &O::print_plan, "[=json]", "",
-         "Print what each rank holds and sends in a step, and end: table or json",
-         one_of({"table", "json"}), {}, Form::kOne, true, "table"},
         {"verify", &O::verify, "", "",
          "Before the first step compare a sample of each data-parallel rank with what one rank "
          "computes"}}}};
@@ -381,8 +378,8 @@ FlagNames first_flags() {
   return names;
 }
 
-/// Refuses flags that would change nothing. Returns those of them that are not given: their
-/// defaults are not the run's.
+/// Refuses given flags that would change nothing. Returns the others without effect: the run does
+/// not use their defaults.
 std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
   std::vector<LeftOut> unused;
   for (const Section& section : table()) {
@@ -424,7 +421,7 @@ bool resumes(const TrainOptions& o) {
   return !o.resume.empty() || o.resume_step >= 0;
 }
 
-/// In the terms of the command line, because that is where the user will change it.
+/// In terms of the command line, where the user will change it.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees) {
   std::string text;
   for (const auto& [name, degree] : degrees) {
@@ -502,8 +499,7 @@ void check_data(const TrainOptions& o, bool needed) {
 }
 
 void check_parallelism(const TrainOptions& o) {
-  // Sequences are dealt out evenly; a rank with fewer would make the mean of the ranks' means
-  // another number than the mean.
+  // Each rank gets the same number of sequences, so that the mean of the ranks' means is the mean.
   const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.accumulate;
   TESSERA_CHECK(
       o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
@@ -565,11 +561,12 @@ void check_metrics(const TrainOptions& o) {
   }
   TESSERA_CHECK(!o.profile.empty(),
                 "--profile-steps is given without --profile; pass the file of the profile");
-  TESSERA_CHECK(parse_step_range(o.profile_steps).second <= o.steps, "--profile-steps ", o.profile_steps,
-                " ends after --steps ", o.steps, "; name steps that the run makes");
+  TESSERA_CHECK(parse_step_range(o.profile_steps).second <= o.steps, "--profile-steps ",
+                o.profile_steps, " ends after --steps ", o.steps,
+                "; name steps that the run makes");
 }
 
-// The command line has them also where the options of a plan leave them out.
+// From the command line, which also has the inputs that the options of a plan leave out.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
@@ -604,7 +601,7 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
 void check_outputs(const TrainOptions& o) {
   std::vector<NamedFile> files = o.inputs;
   const std::string record = o.metrics.empty() ? "" : record_file(o).string();
-  // A resumed run writes config-2.toml, or the next that is not there.
+  // A resumed run writes config-2.toml, or the next free name.
   const bool writes_flags = !o.output_dir.empty() && !resumes(o);
   const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},
@@ -626,7 +623,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(o.model.empty() != o.config.empty(),
                 o.model.empty() ? "no model given; pass --model DIR or --config FILE"
                                 : "--model and --config are both given; pass one of them");
-  check_data(o, /*needed=*/o.steps > 0 && o.print_plan.empty() && !o.planned);
+  check_data(o, /*needed=*/o.steps > 0 && !o.planned);
   const std::size_t betas = app.get_option("--betas")->count();
   TESSERA_CHECK(betas == 0 || betas == 2, "--betas has ", betas, betas == 1 ? " value" : " values",
                 "; give two, B1,B2");
@@ -636,12 +633,12 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   check_parallelism(o);
   check_checkpoints(o);
   check_metrics(o);
-  if (!o.model.empty() && o.print_plan.empty()) {
+  if (!o.model.empty()) {
     tessera::check_hub_weights(o.model);
   }
 }
 
-/// For the report: all that this run uses, given or not.
+/// For the report: all flags that this run uses, given or not.
 std::vector<std::pair<std::string, std::string>> list(const std::vector<ResolvedFlag>& flags) {
   std::vector<std::pair<std::string, std::string>> rows;
   for (const ResolvedFlag& flag : flags) {
@@ -707,7 +704,7 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
   return o;
 }
 
-/// A plan reads a model's configuration, and nothing else.
+/// A plan reads only a model's configuration.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
   o.planned = true;
@@ -715,9 +712,9 @@ TrainOptions planned(TrainOptions o) {
     o.config = o.model + "/config.json";
     o.model.clear();
   }
-  for (std::string* file : {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf,
-                            &o.save_lora, &o.print_plan, &o.tensorboard, &o.output_dir, &o.profile,
-                            &o.profile_steps}) {
+  for (std::string* file :
+       {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf, &o.save_lora,
+        &o.tensorboard, &o.output_dir, &o.profile, &o.profile_steps}) {
     file->clear();
   }
   o.merge_lora = false;

@@ -55,14 +55,13 @@ bool has_flags(const std::filesystem::path& config, const std::string& text) {
          flags_of(tessera::files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
 }
 
-/// For a run that begins. With --resume auto it may be one that ended before its first step was
-/// saved.
+/// For a new run. With --resume auto it may repeat one that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
   const bool begins_again = may_begin_again && has_flags(config, text);
   std::string found = begins_again ? "" : file_of_a_run(folder);
-  // If two runs begin at the same time, one of them writes it.
+  // Of two runs that begin at the same time, one writes it.
   if (found.empty() && !tessera::files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
   }
@@ -100,7 +99,7 @@ using namespace tessera;
 
 namespace {
 
-/// What adapters were trained beside.
+/// The base model of adapters.
 std::string base_model(const TrainOptions& options) {
   return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
                                : options.model;
@@ -126,7 +125,7 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   log.open(run.state.step);
 }
 
-/// A slow kernel shows in the log before it shows in the step's time.
+/// The log names a slow kernel before the first step.
 std::string attention_of_a_rank(const LlamaRun& run) {
   const TrainOptions& options = run.options;
   const Config& config = run.config;
@@ -233,6 +232,138 @@ void write_record(const LlamaRun& run) {
                              .configuration = run.options.listing,
                              .sharding = observe::sharding_table(*run.model)},
                             record_file(run.options));
+}
+
+using Json = nlohmann::json;
+
+tessera::nn::LoraOptions lora_options(const TrainOptions& o) {
+  return {.rank = o.lora_rank,
+          .alpha = o.lora_alpha.value_or(static_cast<double>(o.lora_rank)),
+          .targets = o.lora_targets.empty() ? std::vector<std::string>{"model.layers.*.*.*_proj"}
+                                            : o.lora_targets,
+          .dropout = o.lora_dropout};
+}
+
+Json fine_tuning_record(const TrainOptions& o) {
+  Json record = Json::object();
+  if (o.lora_rank > 0) {
+    const tessera::nn::LoraOptions lora = lora_options(o);
+    record = {{"--lora-rank", lora.rank},
+              {"--lora-alpha", lora.alpha},
+              {"--lora-targets", lora.targets},
+              {"--lora-dropout", lora.dropout}};
+  }
+  if (!o.freeze.empty()) {
+    record["--freeze"] = o.freeze;
+  }
+  record["--optimizer"] = o.optimizer;
+  if (o.ema) {
+    record["--ema"] = *o.ema;
+  }
+  return record;
+}
+
+namespace {
+
+/// The first flag of these that differs.
+std::string change_of(const Json& saved, const Json& now,
+                      std::initializer_list<const char*> flags) {
+  for (const char* flag : flags) {
+    const std::string change =
+        first_difference(saved.value(flag, Json()), now.value(flag, Json()), flag);
+    if (!change.empty()) {
+      return change;
+    }
+  }
+  return "";
+}
+
+/// --optimizer and --ema decide which state there is. Checkpoints of older programs have no
+/// --optimizer.
+std::string optimizer_change(const Json& saved, const Json& now) {
+  const std::string change =
+      saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer"}) : "";
+  return change.empty() ? change_of(saved, now, {"--ema"}) : change;
+}
+
+}  // namespace
+
+Json checkpoint_entries(const LlamaRun& run) {
+  return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
+          {"model", Json::parse(run.config.json)},
+          {"fine_tuning", fine_tuning_record(run.options)}};
+}
+
+namespace {
+
+/// With --initial-load flags may differ, but tensors may not.
+void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
+                          const TrainOptions& options) {
+  const std::string source = checkpoints.source().string();
+  // With another --lora-alpha the merged weights would be others.
+  const std::string change = change_of(saved, fine_tuning_record(options),
+                                       {"--lora-rank", "--lora-targets", "--lora-alpha"});
+  TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
+                "': ", change,
+                "; give the same, or begin with its weights by --model: llama_train --steps 0 "
+                "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
+  const std::string of_optimizer =
+      checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
+  TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,
+                "': ", of_optimizer, "; give the same, or --exclude optimizer");
+}
+
+/// Before the tensors: other adapters, or another average, would be a list of names that are
+/// missing.
+void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
+                             const TrainOptions& options) {
+  // Checkpoints of older programs have none.
+  if (!entries.contains("fine_tuning")) {
+    return;
+  }
+  const Json& saved = entries.at("fine_tuning");
+  if (!checkpoints.resumes()) {
+    check_flags_of_begin(saved, checkpoints, options);
+    return;
+  }
+  const std::string source = checkpoints.source().string();
+  const Json now = fine_tuning_record(options);
+  // The rank first: without it the others are left out, too.
+  std::string change =
+      change_of(saved, now, {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"});
+  if (change.empty() && !checkpoints.excludes("optimizer")) {
+    const std::string frozen = change_of(saved, now, {"--freeze"});
+    change = frozen.empty() ? optimizer_change(saved, now) : frozen;
+  }
+  TESSERA_CHECK(change.empty(), "the flags are not those of the checkpoint '", source,
+                "': ", change, "; give the same, or begin a run with --initial-load");
+}
+
+void check_data_and_model(const Json& saved, const training::Checkpointer& checkpoints,
+                          const LlamaRun& run, const Json& entries) {
+  const std::string source = checkpoints.source().string();
+  if (!checkpoints.excludes("data") && run.options.steps > 0) {
+    const std::string change = data_change(saved.at("data"), entries.at("data"));
+    TESSERA_CHECK(change.empty(), "the data are not those of the checkpoint '", source,
+                  "': ", change, "; give the same, or --exclude data to begin with other data");
+  }
+  if (checkpoints.resumes()) {
+    const std::string change = checkpoint::config_change(saved.at("model").dump(), run.config.json);
+    TESSERA_CHECK(change.empty(), "the model is not that of the checkpoint '", source,
+                  "': ", change, "; give the same config.json, or begin a run with --initial-load");
+  }
+}
+
+}  // namespace
+
+void load_checkpoint(LlamaRun& run, training::Checkpointer& checkpoints, const Json& entries) {
+  check_fine_tuning_flags(checkpoints.peek(run.state), checkpoints, run.options);
+  const checkpoint::LoadReport report = checkpoints.load(run.state);
+  try {
+    check_data_and_model(report.entries, checkpoints, run, entries);
+  } catch (const Json::exception&) {
+    checkpoints.fail_as_foreign();
+  }
 }
 
 }  // namespace llama

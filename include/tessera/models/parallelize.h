@@ -37,11 +37,6 @@ enum class ActivationMemory {
   kInputs,   ///< the block's input; recomputes everything
 };
 
-/// What applies a plan over the 1-D mesh of tensor parallelism, where the plan is empty if it has
-/// one rank.
-using ApplyPlan = std::function<void(nn::ModuleBase& model, const DeviceMesh& mesh,
-                                     const tensor_parallel::ParallelizePlan& plan)>;
-
 /// Options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
@@ -56,8 +51,6 @@ struct ParallelOptions {
   /// last block. It and those after it stay gathered without `reshard_last`.
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
-  /// Replaces tensor_parallel::parallelize_module, for example to record a plan.
-  ApplyPlan apply_plan{};
 };
 
 /// The submesh whose ranks hold different sequences: "dp", with "dp_replicate" if the mesh has it.

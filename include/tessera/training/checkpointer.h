@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/async_save.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/world.h"
 #include "tessera/export.h"

@@ -81,7 +81,7 @@ struct RecordingOptions {
 /// Profiles some steps of a run. The ranks are processes: libtorch has one profiler a process.
 class Recording {
  public:
-  explicit Recording(RecordingOptions options) : options_(std::move(options)) {}
+  explicit Recording(RecordingOptions options);
 
   /// Call it before the first step, `done` steps after the run's begin. Throws Error if the file
   /// can't be written.

@@ -53,25 +53,17 @@ class Tutorials(unittest.TestCase):
         for output in self.run_tutorial("07_communicator"):
             self.assertIn("summed by ordered_sums", output)
 
-    def test_printed_plan(self):
-        alone, four = self.run_tutorial("10_printed_plan")
-        self.assertNotIn("all_reduce", alone)
-        self.assertIn("layers.*.q_norm x2  sequence_parallel", four)
-        self.assertIn("layers.*.gain x2    headwise_parallel", four)
-        self.assertIn("forward  tp all_reduce: 1 call", four)
-        self.assertIn("as one rank computes it", four)
+    def test_declared_plan(self):
+        for output in self.run_tutorial("10_declared_plan"):
+            self.assertIn("as one rank computes it", output)
 
     def test_losses_beyond_the_plain_mean(self):
         for output in self.run_tutorial("12_losses", on=(1, 2, 4)):
             self.assertIn("every gradient is as one rank computes it", output)
 
     def test_own_parameters_under_sequence_parallelism(self):
-        _, two, _ = outputs = list(self.run_tutorial("13_own_parameters", on=(1, 2, 4)))
-        for output in outputs:
+        for output in self.run_tutorial("13_own_parameters", on=(1, 2, 4)):
             self.assertIn("every gradient is as one rank computes it", output)
-        self.assertRegex(two, r"place_parameters +token +Replicate\(\)")
-        self.assertRegex(two, r"(?m)^ +positions +Shard\(0\) +\[8, 6\] +\[4, 6\]")
-        self.assertRegex(two, r"blocks\.\*  *x2 +no entry +scale +Replicate\(\)")
 
     def test_program_of_ones_own_learns_alike_on_every_number_of_ranks(self):
         losses = []

@@ -84,9 +84,27 @@ class Plan(programs.InFolder):
         for config, mesh, flags in RUNS + (MORE if ALL else []):
             with self.subTest(config=config, mesh=mesh, flags=flags):
                 real = self.train(config, STEP + flags, *mesh)
-                planned = self.plan(config, STEP + flags, *mesh)["kinds"][0]
+                plan = self.plan(config, STEP + flags, *mesh)
+                planned = plan["kinds"][0]
                 self.assertEqual(planned["comm"], real["comm"])
+                self.assertEqual(self.sums(plan["modules"]), real["comm"])
                 self.assertLess(abs(planned["peak_bytes"] / real["peak_active_bytes"] - 1), 0.05)
+
+    @staticmethod
+    def sums(modules):
+        """Calls and bytes of all modules, as metrics have them."""
+        comm = {}
+        for row in modules:
+            entry = comm.setdefault(row["group"], {}).setdefault(row["collective"], {"calls": 0, "bytes": 0})
+            entry["calls"] += row["calls"]
+            entry["bytes"] += row["bytes"]
+        return comm
+
+    def test_collectives_are_those_of_modules(self):
+        modules = self.plan(programs.ODD, STEP, tp=2)["modules"]
+        layers = [row for row in modules if row["module"].startswith("model.layers.*")]
+        self.assertEqual({(row["backward"], row["collective"]) for row in layers},
+                         {(False, "all_gather"), (False, "reduce_scatter"), (True, "all_gather"), (True, "reduce_scatter")})
 
     def test_ranks_of_uneven_shards_are_of_several_kinds(self):
         kinds = self.plan(programs.ODD, STEP, dp=2, tp=2)["kinds"]

@@ -238,7 +238,7 @@ class Refusals(VitRuns):
         self.assertIn(part, done.stderr)
 
     def test_heads_that_the_ranks_do_not_divide(self):
-        self.refuse("'blocks.0.attn.proj': rowwise_parallel: 5 heads cannot be shared out to 2 ranks", tp=2, heads=5)
+        self.refuse("'blocks.0.attn.proj': rowwise_parallel: 2 ranks do not divide 5 heads", tp=2, heads=5)
 
     def test_files_that_are_no_config(self):
         path = self.folder / "c.json"
