@@ -193,7 +193,7 @@ std::vector<Refusal> refusals() {
        }),
        {"'block2'", "twice"}},
       {"AppliedTwice",
-       [](SmallModel& model, const DeviceMesh& mesh) {
+       [](SmallModel&, const DeviceMesh& mesh) {
          SmallModel own(4, 6, 3);
          const WrapPlan plan = plan_units(own, wrap_class<Block>());
          apply_plan(own, mesh, plan);
