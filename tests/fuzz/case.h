@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "fuzz/case.h"
 #include "tessera/core/placement.h"
 
 namespace tessera::fuzz {

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "fuzz/case.h"
-#include "fuzz/model.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 

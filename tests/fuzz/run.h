@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "fuzz/case.h"
-#include "fuzz/run.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/tensor_parallel/parallelize.h"

@@ -1,6 +1,5 @@
 #include "tessera/nn/initialization.h"
 
-#include "nn/layers_of_each_kind.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
