@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -38,58 +37,6 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
     }
   }
   return groups;
-}
-
-std::optional<double> number_or_none(const json& value) {
-  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
-}
-
-/// null stands for a number that is not finite.
-double number(const json& value) {
-  return number_or_none(value).value_or(std::numeric_limits<double>::quiet_NaN());
-}
-
-comm::TrafficTable traffic_of(const json& groups) {
-  comm::TrafficTable table;
-  for (const auto& [group, collectives] : groups.items()) {
-    for (const auto& [collective, traffic] : collectives.items()) {
-      table[{group, collective}] = {traffic.at("calls"), traffic.at("bytes"),
-                                    traffic.value("link_bytes", std::int64_t{0})};
-    }
-  }
-  return table;
-}
-
-/// What to_json() wrote.
-StepMetrics metrics_of(const json& record) {
-  StepMetrics metrics;
-  metrics.step = record.at("step");
-  metrics.loss = number(record.at("loss"));
-  metrics.grad_norm = number(record.at("grad_norm"));
-  metrics.lr = number(record.at("lr"));
-  metrics.step_time_s = number(record.at("step_time_s"));
-  // Runs that began with an older program lack it.
-  metrics.data_time_s = record.contains("data_time_s") ? number(record.at("data_time_s")) : 0;
-  metrics.tokens_per_s = number(record.at("tokens_per_s"));
-  metrics.tflops = number(record.at("tflops"));
-  metrics.mfu = number_or_none(record.at("mfu"));
-  metrics.mfu_causal = number_or_none(record.at("mfu_causal"));
-  metrics.peak_memory_bytes = record.at("peak_memory_bytes");
-  metrics.comm = traffic_of(record.at("comm"));
-  if (record.contains("loss_scale")) {
-    metrics.loss_scale = number(record.at("loss_scale"));
-    metrics.skipped = record.at("skipped");
-  }
-  if (record.contains("peak_active_bytes")) {
-    metrics.peak_active_bytes = record.at("peak_active_bytes").get<std::int64_t>();
-  }
-  if (record.contains("checkpoint_stall_s")) {
-    metrics.checkpoint_stall_s = number(record.at("checkpoint_stall_s"));
-  }
-  if (record.contains("eval_loss")) {
-    metrics.eval_loss = number(record.at("eval_loss"));
-  }
-  return metrics;
 }
 
 /// Calls `visit(line, record)` for the records up to step `last`.
@@ -177,14 +124,6 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
       metrics.step, metrics.loss, metrics.grad_norm, peak / (1 << 30),
       capacity > 0 ? 100 * peak / capacity : 0, grouped(metrics.tokens_per_s / world_size),
       grouped(metrics.tflops, 2), metrics.mfu ? fmt::format("{:.2f}%", *metrics.mfu) : "N/A");
-}
-
-std::vector<StepMetrics> read_metrics(const std::filesystem::path& path, std::int64_t last) {
-  std::vector<StepMetrics> steps;
-  for_each_record(path, last, [&steps](const std::string& /*line*/, const json& record) {
-    steps.push_back(metrics_of(record));
-  });
-  return steps;
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)

@@ -144,18 +144,6 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
 }
 
-std::string compact(double value) {
-  for (const auto& [limit, suffix] :
-       {std::pair(1e9, "G"), std::pair(1e6, "M"), std::pair(1e4, "k")}) {
-    // Thousands are abbreviated from 10k on: "1234" says more than "1.234k".
-    const double scale = limit == 1e4 ? 1e3 : limit;
-    if (std::fabs(value) >= limit) {
-      return fmt::format("{:.4g}{}", value / scale, suffix);
-    }
-  }
-  return fmt::format("{:.4g}", value);
-}
-
 /// Two units at most.
 std::string duration_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::llround(seconds));

@@ -15,5 +15,8 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "testing/errors.h"
-#include "testing/values.h"
+<<<<<<< HEAD
+=======
 #include "testing/ranks.h"
+>>>>>>> origin/main
+#include "testing/values.h"
