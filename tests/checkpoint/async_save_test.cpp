@@ -16,10 +16,7 @@
 #include "checkpoint/known_model.h"
 #include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
-<<<<<<< HEAD
-=======
 #include "testing/models.h"
->>>>>>> origin/main
 #include "saved_state.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"

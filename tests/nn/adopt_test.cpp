@@ -24,10 +24,7 @@
 #include <vector>
 
 #include "nn/graphs.h"
-<<<<<<< HEAD
-=======
 #include "testing/models.h"
->>>>>>> origin/main
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"

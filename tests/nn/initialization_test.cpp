@@ -1,9 +1,6 @@
 #include "tessera/nn/initialization.h"
 
-<<<<<<< HEAD
-=======
 #include "testing/models.h"
->>>>>>> origin/main
 #include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

@@ -7,10 +7,7 @@
 #include <string>
 #include <vector>
 
-<<<<<<< HEAD
-=======
 #include "testing/models.h"
->>>>>>> origin/main
 #include "tessera/core/error.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"

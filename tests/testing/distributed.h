@@ -15,8 +15,5 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "testing/errors.h"
-<<<<<<< HEAD
-=======
 #include "testing/ranks.h"
->>>>>>> origin/main
 #include "testing/values.h"
