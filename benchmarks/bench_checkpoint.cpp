@@ -29,7 +29,6 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/async_save.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"

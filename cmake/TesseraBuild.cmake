@@ -114,7 +114,7 @@ function(tessera_is_cold target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# libtessera_x.so.0.2: programs and libraries of different minor versions do not meet.
+# libtessera_x.so.0.3: programs and libraries of different minor versions do not meet.
 function(tessera_use_version target)
   set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION}
     SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})

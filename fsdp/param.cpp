@@ -39,8 +39,8 @@ bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
          }) > 1;
 }
 
-/// The slice of the common root that has the dimensions of both meshes: flattened ones, then the
-/// root's in its order.
+/// The submesh of the common root that has the dimensions of both meshes: first those that the root
+/// lacks, which flatten() or unflatten() has made, then the root's in its order.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                        const std::string& name) {
   const DeviceMesh& mesh = data_mesh.all;
@@ -59,13 +59,19 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
   const std::vector<std::string>& known = root.shape().names();
   std::vector<std::string> names;
-  // Flattened dimensions are not among the root's own, so they go in front.
-  std::ranges::copy_if(persistent, std::back_inserter(names),
-                       [&](const std::string& dim) { return !contains(known, dim); });
+  for (const std::vector<std::string>* dims : {&persistent, &others}) {
+    std::ranges::copy_if(*dims, std::back_inserter(names),
+                         [&](const std::string& dim) { return !contains(known, dim); });
+  }
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  return root.slice(names);
+  // Not by the root: it does not know the names that unflatten() gave.
+  std::vector<DeviceMesh> parts;
+  for (const std::string& dim : names) {
+    parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
+  }
+  return DeviceMesh::concatenate(parts);
 }
 
 /// A layout counts mesh dimensions by position, and the joined mesh has others in between: names

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "mesh_family.h"
-#include "rank_lists.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -67,7 +66,7 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
                   " must have ", mesh.size(dim), " ranks and this one as number ",
                   mesh.local_rank(dim));
     const auto other = known.find({dim});
-    // Equal meshes are one object. Collectives may be under way on the group that it has.
+    // Equal meshes are one object, whose group may have pending collectives.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " has a group already; make the mesh from groups before it is used, or give it "
@@ -79,7 +78,7 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   return mesh;
 }
 
-/// Every query comes through here, so using an unassigned mesh is an error, not a crash.
+/// All queries call this: the use of an unassigned mesh is an error and no crash.
 const DeviceMesh::Impl& DeviceMesh::impl() const {
   TESSERA_CHECK(impl_ != nullptr,
                 "DeviceMesh: used before a mesh was assigned to it; "

@@ -1,16 +1,65 @@
-// See mesh_family.h.
-#include "mesh_family.h"
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/transform.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <utility>
 
-#include "tessera/core/error.h"
+#include "mesh_family.h"
 
 namespace tessera {
+
+/// The coordinate is taken by value: along `dims` it is overwritten, along all others it stays this
+/// rank's.
+std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
+                               std::vector<std::int64_t> coordinate, const std::vector<int>& dims) {
+  const MeshShape sub(dims | ranges::views::transform([&](int dim) { return shape.size(dim); }) |
+                      ranges::to<std::vector>());
+  std::vector<int> result;
+  for (std::int64_t i = 0; i < sub.numel(); ++i) {
+    const auto position = sub.coordinate(i);
+    for (const auto& [dim, at] : ranges::views::zip(dims, position)) {
+      coordinate[static_cast<std::size_t>(dim)] = at;
+    }
+    result.push_back(ranks[static_cast<std::size_t>(shape.index(coordinate))]);
+  }
+  return result;
+}
+
+/// By positions in the root instead of coordinates, as the parts need not be dimensions of it
+/// (flattened ones, slices of slices).
+std::vector<int> product_through(const std::vector<int>& root,
+                                 const std::vector<std::vector<int>>& parts, int own) {
+  const auto position = [&](int rank) { return std::ranges::find(root, rank) - root.begin(); };
+  // A position in the root is a sum over its dimensions (coordinate times stride), so the offsets
+  // of steps along different dimensions add up.
+  std::vector<std::ptrdiff_t> positions = {position(own)};
+  for (const std::vector<int>& part : parts) {
+    std::vector<std::ptrdiff_t> longer;
+    for (const std::ptrdiff_t start : positions) {
+      for (const int rank : part) {
+        longer.push_back(start + position(rank) - position(own));
+      }
+    }
+    positions = std::move(longer);
+  }
+  const auto size = static_cast<std::ptrdiff_t>(root.size());
+  // Parts that share a dimension step along it twice: out of the root, or onto one rank by two
+  // ways.
+  const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
+  const bool unique =
+      std::set<std::ptrdiff_t>(positions.begin(), positions.end()).size() == positions.size();
+  std::vector<int> ranks;
+  if (inside && unique) {
+    for (const std::ptrdiff_t p : positions) {
+      ranks.push_back(root[static_cast<std::size_t>(p)]);
+    }
+  }
+  return ranks;
+}
+
 namespace {
 
 /// By where the rank is in the list; empty if it is not.
@@ -45,8 +94,8 @@ DeviceMesh::Impl::Impl(Family* family, const Impl* root, std::vector<int> ranks,
       coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
       dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
-/// By the world's address. A family holds its world, so an address cannot come round again while
-/// its entry has not expired.
+/// By the world's address. A family owns its world, so an address is not reused before its entry
+/// has expired.
 std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr& world) {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);
@@ -81,10 +130,37 @@ const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector
   return slot.get();
 }
 
-/// One name means one list of dimensions for all slices of a root. Those that were flattened before
-/// count as what they were made of, so that one name may be reached over several ways.
-void DeviceMesh::Family::remember_flattened(const Impl* root, const std::string& name,
-                                            const std::vector<std::string>& dims) {
+std::vector<std::string> DeviceMesh::Family::dims_of_root(const Impl& mesh) {
+  const MeshShape& all = mesh.root->shape;
+  const std::vector<std::string>& own = mesh.shape.names();
+  const auto is_of_root = [&](const std::string& name) {
+    return std::ranges::find(all.names(), name) != all.names().end();
+  };
+  if (all.names().empty() || std::ranges::all_of(own, is_of_root)) {
+    return own;
+  }
+  const auto coordinate_of = [&](int rank) {
+    const std::vector<int>& ranks = mesh.root->ranks;
+    return all.coordinate(std::ranges::find(ranks, rank) - ranks.begin());
+  };
+  const std::vector<std::int64_t> first = coordinate_of(mesh.ranks.front());
+  std::vector<int> dims;
+  std::vector<std::string> names;
+  for (int dim = 0; dim < all.ndim(); ++dim) {
+    const auto at = static_cast<std::size_t>(dim);
+    const auto differs = [&](int rank) { return coordinate_of(rank)[at] != first[at]; };
+    if (std::ranges::any_of(mesh.ranks, differs)) {
+      dims.push_back(dim);
+      names.push_back(all.names()[at]);
+    }
+  }
+  return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
+}
+
+/// One name means one list of dimensions for all slices of a root. Dimensions that were flattened
+/// before count as those that they consist of.
+std::vector<std::string> DeviceMesh::Family::remember_flattened(
+    const Impl* root, const std::string& name, const std::vector<std::string>& dims) {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> all;
   for (const std::string& dim : dims) {
@@ -92,10 +168,8 @@ void DeviceMesh::Family::remember_flattened(const Impl* root, const std::string&
     std::ranges::copy(inner == flattened_.end() ? std::vector{dim} : inner->second,
                       std::back_inserter(all));
   }
-  const auto [known, added] = flattened_.emplace(std::pair(root, name), all);
-  TESSERA_CHECK(added || known->second == all, "flatten: the name '", name,
-                "' already stands for the dimensions ",
-                fmt::format("{}", fmt::join(known->second, ", ")), "; choose another name");
+  const auto known = flattened_.emplace(std::pair(root, name), all).first;
+  return known->second == all ? std::vector<std::string>{} : known->second;
 }
 
 std::vector<std::string> DeviceMesh::Family::flattened_dims(const Impl* root,

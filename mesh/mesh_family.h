@@ -1,9 +1,11 @@
 // Meshes of one world share a family: it owns all descriptions, so that slices and roots may point
-// to each other freely. Interning makes equality a comparison of pointers, which dtensor does with
-// each operator.
+// to each other. Equal meshes are one object, so that equality compares pointers: dtensor compares
+// meshes in each operator.
+
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tessera/core/mesh_shape.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera {
@@ -35,11 +38,11 @@ struct DeviceMesh::Impl {
   mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
 };
 
-/// All meshes of a world that are in use, interned: equal meshes are one object. Every handle keeps
-/// the whole family alive, so that holds for as long as anyone can compare meshes. Thread safe.
+/// All meshes of a world, interned: equal meshes are one object. Every handle owns the family, so
+/// the family lives as long as any mesh. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
-  /// The family of `world`. There is one at a time: it goes with the last mesh.
+  /// The family of `world`, one at a time. The last mesh destroys it.
   static std::shared_ptr<Family> of(const comm::WorldPtr& world);
 
   explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
@@ -53,9 +56,13 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   /// The one mesh with these ranks and this shape that comes from `root` (nullptr: from none).
   const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape);
 
-  /// Remembers that `name` is the flattening of `dims` of `root`, so that slicing finds it.
-  void remember_flattened(const Impl* root, const std::string& name,
-                          const std::vector<std::string>& dims);
+  /// The dimensions of the root that have the ranks of `mesh` in its order; the mesh's own, which
+  /// unflatten() may have made, if there are none.
+  static std::vector<std::string> dims_of_root(const Impl& mesh);
+  /// Remembers that `name` is the flattening of `dims` of `root`, so that slicing finds it. Returns
+  /// the dimensions that the name stands for already, if they are others.
+  std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
+                                              const std::vector<std::string>& dims);
   /// The dimensions that were flattened to `name`; empty if there was no such flattening.
   std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const;
 
@@ -71,5 +78,17 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   // By root and name.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
 };
+
+/// The submesh through `coordinate` over `dims`, of the mesh of `shape` that holds `ranks`: its
+/// ranks, row-major in the order of `dims`.
+std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
+                               std::vector<std::int64_t> coordinate, const std::vector<int>& dims);
+
+/// The ranks of the product of `parts`, row-major in their order. `parts` are lists of ranks of
+/// `root`, each with `own` in it. The product has the ranks that are reached from `own` by one step
+/// within each list. Empty if the lists do not form a product: if a step leaves the root, or two
+/// lead to one rank.
+std::vector<int> product_through(const std::vector<int>& root,
+                                 const std::vector<std::vector<int>>& parts, int own);
 
 }  // namespace tessera

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "mesh_family.h"
-#include "rank_lists.h"
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -103,7 +102,8 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
 }
 
 /// The name is remembered for the root, so that every slice of it finds the flattening. A mesh
-/// without names has nothing that could be remembered.
+/// without names has nothing that could be remembered. Other dimensions are fine if they have the
+/// same ranks in the same order, as those of an unflattened mesh.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");
@@ -114,7 +114,10 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!has(root().shape().names(), flat), to_string(*this), ": '", flat,
                 "' is a dimension of the mesh it comes from; choose another name");
   if (!shape().names().empty()) {
-    impl().family->remember_flattened(impl().root, flat, shape().names());
+    const std::vector<std::string> known =
+        impl().family->remember_flattened(impl().root, flat, Family::dims_of_root(impl()));
+    TESSERA_CHECK(known.empty(), to_string(*this), ": the flattened name '", flat,
+                  "' already stands for the dimensions ", listed(known), "; choose another name");
   }
   return relative(ranks(), MeshShape({size()}, {flat}));
 }

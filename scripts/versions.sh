@@ -56,6 +56,11 @@ test_packages=(clang libclang-rt-dev lld doxygen)
 # needs the CUDA wheels, which only scripts/setup --tests installs there.
 torchrun_wheels=(typing-extensions==4.15.0)
 
+# Python packages of tools/tessera_plot.py, which draws the pages: matplotlib and what it imports.
+plot_wheels=(
+  contourpy==1.3.2 cycler==0.12.1 fonttools==4.61.1 kiwisolver==1.4.9 matplotlib==3.10.8 numpy==2.2.6 packaging==25.0
+  pillow==12.0.0 pyparsing==3.3.1 python-dateutil==2.9.0.post0 six==1.17.0)
+
 # Python packages of the tests: torch's own and transformers' needs in full, so installed without
 # looking at dependencies; clang-format and clang-tidy are the versions that decide. llama-models
 # and mistral-common are there for the tokenizers' files in them, tiktoken and sentencepiece to read
@@ -63,7 +68,7 @@ torchrun_wheels=(typing-extensions==4.15.0)
 test_wheels=(
   absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8 clang-tidy==23.1.4
   execnet==2.1.1 expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1
-  jinja2==3.1.6 llama-models==0.3.0 markupsafe==3.0.4 mistral-common==1.2.1 mpmath==1.3.0 networkx==3.4.2 numpy==2.2.6 packaging==25.0 peft==0.21.2
+  jinja2==3.1.6 llama-models==0.3.0 markupsafe==3.0.4 mistral-common==1.2.1 mpmath==1.3.0 networkx==3.4.2 peft==0.21.2
   pluggy==1.7.0 protobuf==7.36.2 psutil==7.2.2 pygments==2.21.0 pytest==8.4.2 pytest-xdist==3.8.0 pyyaml==6.0.3 regex==2025.11.3
   requests==2.34.2 safetensors==0.7.0 sentencepiece==0.2.3 setuptools==80.9.0 sympy==1.14.0 tensorboard==2.21.0 tiktoken==0.14.0 tokenizers==0.22.2
   tqdm==4.70.1 transformers==4.57.6 typing-extensions==4.15.0 urllib3==2.8.0)

@@ -1,17 +1,19 @@
-// The gathered input of column-wise products, which backward gathers again. Autograd's graph for
+// The gathered input of column-wise products. Backward gathers it again. The graph of autograd for
 // one input x and a product y_i of each weight:
 //
 //   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
 //                                            weight_i <- WeightBackward_i <-|
 //                                            bias_i <-----------------------'
 //
-// Products of linear_products() share one LinearInputBackward, others have one each.
+// Products of one linear_products() share one LinearInputBackward. Other products have one each.
 //
-// The gradient of the weight is a separate node, so that it may run late: its sequence number is
-// lower than that of GatherBackward, and autograd's engine takes the ready node with the highest.
-// So the order of a backward is: the start of the gather of x, by the first product's node; beside
-// it the products' gradients of x; the start of their sum's reduce-scatter, and beside that the
-// weights' gradients. Another order would cost overlap, or another gather, but nothing else.
+// WeightBackward is a separate node, so that it can run late: its sequence number is lower than
+// that of GatherBackward, and autograd runs the ready node with the highest number. So backward
+//   1. starts the gather of x in the first ProductBackward,
+//   2. computes the gradients of x during the gather,
+//   3. starts the reduce-scatter of their sum,
+//   4. computes the gradients of the weights during the reduce-scatter.
+// Another order would cost overlap or a second gather, but would be right as well.
 
 #include "gathered_input.h"
 
@@ -41,11 +43,11 @@ using tessera::detail::variable_list;
 
 void check_first_order() {
   TESSERA_CHECK(!c10::GradMode::is_enabled(),
-                "a gathered input is gathered again in backward, which cannot be differentiated "
-                "itself; call backward without create_graph, or pass the styles regather = false");
+                "a backward that gathers an input again cannot be differentiated; call backward "
+                "without create_graph, or set .regather = false in the styles");
 }
 
-/// Gradient formulas may return a plain tensor, which is the same on all ranks.
+/// `gradient` may be plain: it is then the same on all ranks.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
@@ -75,13 +77,13 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input of one gather: the shard between forward and backward, the whole for the weights'
-/// gradients of one backward.
+/// The input of one gather. It has the shard between forward and backward, and the gathered tensor
+/// while backward computes the gradients of the weights.
 class GatheredInput {
  public:
   explicit GatheredInput(const DistributedTensor& shard) : shard_(shard.tensor()) {}
 
-  /// A weight's gradient will be needed. Starts the gather, unless it is under way.
+  /// Starts the gather for the first use. Each use calls end_use().
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
@@ -98,7 +100,7 @@ class GatheredInput {
     }
   }
 
-  /// No further backward goes through this graph.
+  /// The graph is freed: no further backward comes.
   void release() {
     released_ = true;
     release_if_unused();
@@ -135,10 +137,10 @@ struct GatherBackward final : Node {
   std::shared_ptr<GatheredInput> input;
   DeviceMesh mesh;
   Placements shards;
-  std::uint64_t late_number;  ///< sequence number for what runs after this node
+  std::uint64_t late_number;  ///< the sequence number of the WeightBackward nodes
 };
 
-/// weight = (gradient of y)^T x.
+/// The gradient of the weight: (gradient of y)^T x.
 struct WeightBackward final : Node {
   WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const Products& p)
       : Node(number), products(p), input(std::move(i)) {}
@@ -155,7 +157,7 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Hands on the gradient of y, as this rank has it, and sums its rows for the bias.
+/// Passes the gradient of y to the nodes of x and the weight, and sums its rows for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -186,7 +188,8 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// Whether each rank has the terms of `bias` for its rows of the weight, and no others.
+/// Whether each rank has the elements of `bias` that belong to its rows of the weight, and no
+/// others.
 bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
   if (!tessera::is_distributed(bias)) {
     return false;
@@ -197,7 +200,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// The gather that made x, if a product of x and weight need not keep x itself.
+/// The node of the gather that made x. nullptr if the product must keep x for backward.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -209,7 +212,7 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// Below autograd: the result's last dimension is distributed as the weight's first.
+/// Below autograd. The last dimension of the result is distributed as the first of the weight.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Products& products) {
   const c10::NoGradGuard no_grad;
@@ -218,8 +221,7 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  // The bias within the product, as aten::linear has it: added to a rounded product, it would be
-  // rounded again.
+  // As aten::linear: a bias that is added after the product would be rounded twice.
   const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
                                               bias.defined() ? local_tensor(bias) : at::Tensor());
   return make_distributed(local,
@@ -247,7 +249,7 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Those of an x that no gather has made are `others`', or, if there are none, by themselves.
+/// An x that no gather made goes to `others`, or without them to a product of its own.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -269,7 +271,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< of the last one
+  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< of the last product
 };
 
 std::unique_ptr<nn::detail::LinearProducts> make_regathered_products() {

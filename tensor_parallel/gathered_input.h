@@ -7,24 +7,23 @@
 
 namespace tessera::tensor_parallel {
 
-/// Gathers `shard`, split over its 1-D mesh, to every rank. Collective. Only the shard is kept for
-/// backward (Korthikanti et al. 2022, section 4.2.2): the products by regathered_product() share
-/// one gather there. Gradient: a reduce-scatter that is waited for where its result is used; the
-/// products' weights get their gradients meanwhile.
+/// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Backward has only the shard
+/// and gathers it again (Korthikanti et al. 2022, section 4.2.2). The products by
+/// regathered_product() share that gather. Gradient: an asynchronous reduce-scatter. The gradients
+/// of the weights are computed meanwhile.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
-/// The product of `linear`, of a weight that is split over its outputs. If x comes from
-/// gather_again_in_backward(), it keeps only the weight for backward; otherwise it is aten::linear,
-/// or that in fp8 for a module that convert_to_fp8 has converted. Throws Error from backward, if
-/// that should be differentiated itself.
+/// The product of `linear` by a weight that is sharded over its outputs. If x comes from
+/// gather_again_in_backward(), backward needs the weight only. Otherwise the product is
+/// aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward throws
+/// Error under create_graph.
 nn::LinearProduct regathered_product(const nn::Linear& linear);
 
-/// Makes an nn::Linear use it, if `regather`, an option of its style, asks for it. Other modules
-/// keep the gathered tensor.
+/// Makes an nn::Linear use regathered_product() if `regather`. Does nothing for other modules.
 void set_regathered_product(nn::ModuleBase& module, bool regather);
 
-/// Brings the first argument of each call of `module` whole to every rank, as prepare_input() does.
-/// `plain`: the placement of a plain one.
+/// Before each call of `module` its first argument is replicated, as by prepare_input(). `plain`:
+/// the placement of a plain argument.
 void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
                         bool regather);
 

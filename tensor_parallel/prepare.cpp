@@ -1,14 +1,67 @@
-// Styles that only convert the tensors at a module's boundary: prepare_module_input,
-// prepare_module_output and both at once. The first two are one class: they convert a list of
-// tensors the same way, in different hooks.
+// Conversions at the boundary of a module: what the hooks of all styles share (style_helpers.h),
+// and the styles that only convert.
 
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gathered_input.h"
+#include "replica_check.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/lora.h"
 #include "tessera/tensor_parallel/style_helpers.h"
 #include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 namespace {
+
+at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& desired,
+                           bool regather = false) {
+  const ShardingSpec& spec = tensor.spec();
+  const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
+  // Saves a node of autograd that does nothing.
+  if (spec.layout == layout) {
+    return tensor.tensor();
+  }
+  const bool gathers = spec.layout->sharded_dim(0) >= 0 && layout->is_replicated();
+  return regather && gathers ? gather_again_in_backward(tensor)
+                             : tensor.redistribute(layout).tensor();
+}
+
+/// Makes a plain tensor distributed.
+DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
+                             const DeviceMesh& mesh, const Placement& layout,
+                             std::optional<std::vector<std::int64_t>> sizes) {
+  const auto replicas = module.attached<ReplicaCheck>();
+  if (replicas != nullptr && is_replicate(layout)) {
+    replicas->check_input(module, tensor);
+  }
+  const auto* shard = std::get_if<Shard>(&layout);
+  const bool in_range =
+      shard != nullptr && shard->dim >= -tensor.dim() && shard->dim < tensor.dim();
+  if (in_range && !sizes) {
+    sizes = detail::agreed_sizes(replicas != nullptr ? replicas->name_of(module) : module.name(),
+                                 tensor, mesh, {layout});
+  }
+  return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
+}
+
+/// Whether `module` is an nn::Hooked with an M, or stands for an M inside of one.
+template <class M>
+bool wraps(const nn::ModuleBase& module) {
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
+  return holder != nullptr && dynamic_cast<const M*>(&holder->adopted_module()) != nullptr;
+}
 
 using OptionalPlacements = std::vector<std::optional<Placement>>;
 
@@ -16,18 +69,16 @@ void check_lists(const std::string& style, const OptionalPlacements& layouts,
                  const OptionalPlacements& desired) {
   TESSERA_CHECK(layouts.size() == desired.size(), style, " was given ", layouts.size(),
                 " placements and ", desired.size(),
-                " desired ones; pass as many (nullopt leaves a tensor alone)");
+                " desired placements; pass as many of both (nullopt leaves a tensor unchanged)");
   for (std::size_t i = 0; i < layouts.size(); ++i) {
-    TESSERA_CHECK(layouts[i].has_value() == desired[i].has_value(), style,
-                  " was given only one of the placement and the desired placement of tensor ", i,
-                  "; pass both or neither");
+    TESSERA_CHECK(layouts[i].has_value() == desired[i].has_value(), style, ": tensor ", i,
+                  " has only one of its placement and its desired placement; pass both or neither");
   }
 }
 
-// Which of the module's boundaries: it decides the hook and the name in messages.
 enum class Side { kInputs, kOutputs };
 
-/// Redistributes the tensors that go into a module's forward, or those that come out of it.
+/// Redistributes the tensors among a module's arguments, or among its results.
 class Prepare final : public ParallelStyle {
  public:
   Prepare(Side side, OptionalPlacements layouts, OptionalPlacements desired, bool use_local,
@@ -49,7 +100,7 @@ class Prepare final : public ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // By value: the module outlives the plan that holds this style.
+    // A copy of the style: the module may outlive the plan.
     const auto hook = [mesh, style = *this](auto& self, nn::TensorList tensors) {
       style.convert(self, tensors, mesh);
     };
@@ -61,8 +112,8 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
+  /// Tensors beyond the last placement stay unchanged.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
-    // Fewer placements than tensors are fine: the rest is left alone.
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),
                   "; correct the plan");
@@ -72,7 +123,6 @@ class Prepare final : public ParallelStyle {
       }
       const at::Tensor desired =
           prepare_input(module, *tensors[i], mesh, *layouts_[i], *desired_[i], {}, regather_);
-      // The same placement again: this only unwraps, if a local tensor is asked for.
       *tensors[i] = prepare_output(desired, *desired_[i], use_local_);
     }
   }
@@ -83,7 +133,6 @@ class Prepare final : public ParallelStyle {
   bool regather_;
 };
 
-/// prepare_module_input and prepare_module_output on one module.
 class PrepareBoth final : public ParallelStyle {
  public:
   PrepareBoth(StylePtr inputs, StylePtr outputs)
@@ -106,10 +155,68 @@ class PrepareBoth final : public ParallelStyle {
 
 }  // namespace
 
+at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
+                         const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
+                         std::optional<std::vector<std::int64_t>> sizes, bool regather) {
+  TESSERA_CHECK(tensor.defined(), "a tensor-parallel style of a ", module.name(),
+                " was given an undefined tensor; remove the tensor from the plan");
+  if (!tessera::is_distributed(tensor)) {
+    return redistribute_to(from_plain(module, tensor, mesh, layout, std::move(sizes)), desired,
+                           regather);
+  }
+  const DistributedTensor distributed(tensor);
+  TESSERA_CHECK(distributed.mesh() == mesh, "a tensor-parallel style of a ", module.name(), " on ",
+                to_string(mesh), " was given a tensor on ", to_string(distributed.mesh()),
+                "; pass a tensor on the mesh of the style, or its to_local()");
+  return redistribute_to(distributed, desired, regather);
+}
+
+at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
+                          bool use_local_output) {
+  const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);
+  return use_local_output ? DistributedTensor(output).to_local() : output;
+}
+
+bool is_linear(const nn::ModuleBase& module) {
+  return dynamic_cast<const nn::Linear*>(&module) != nullptr ||
+         wraps<torch::nn::LinearImpl>(module);
+}
+
+bool is_embedding(const nn::ModuleBase& module) {
+  return dynamic_cast<const nn::Embedding*>(&module) != nullptr ||
+         wraps<torch::nn::EmbeddingImpl>(module);
+}
+
+void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Placement& b,
+                   std::vector<std::pair<nn::SlotPtr, Placement>>& placements) {
+  if (const auto lora = linear.attached<nn::LoraBranch>()) {
+    placements.emplace_back(lora->a->weight.slot(), a);
+    placements.emplace_back(lora->b->weight.slot(), b);
+  }
+}
+
+void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
+                 const DeviceMesh& mesh) {
+  TESSERA_CHECK(heads >= 0 && (heads == 0 || features % heads == 0), style.name(), ": ", features,
+                " features are not .heads = ", heads, " heads of equal size; correct .heads");
+  TESSERA_CHECK(heads % mesh.size() == 0, style.name(), ": ", mesh.size(), " ranks do not divide ",
+                heads, " heads; choose a tensor-parallel size that divides them");
+}
+
+void fail_unfit(const ParallelStyle& style, const nn::ModuleBase& module, const char* fits) {
+  fail(style.name(), " is for ", fits, ", but the module is a ", module.name());
+}
+
 StylePtr prepare_module_input(PrepareModuleInputOptions options) {
   return std::make_shared<Prepare>(Side::kInputs, std::move(options.input_layouts),
                                    std::move(options.desired_input_layouts),
                                    options.use_local_output, options.regather);
+}
+
+StylePtr prepare_module_output(PrepareModuleOutputOptions options) {
+  return std::make_shared<Prepare>(Side::kOutputs, std::move(options.output_layouts),
+                                   std::move(options.desired_output_layouts),
+                                   options.use_local_output);
 }
 
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options) {
@@ -120,12 +227,6 @@ StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options) {
       prepare_module_output({.output_layouts = std::move(options.output_layouts),
                              .desired_output_layouts = std::move(options.desired_output_layouts),
                              .use_local_output = options.use_local_output}));
-}
-
-StylePtr prepare_module_output(PrepareModuleOutputOptions options) {
-  return std::make_shared<Prepare>(Side::kOutputs, std::move(options.output_layouts),
-                                   std::move(options.desired_output_layouts),
-                                   options.use_local_output);
 }
 
 }  // namespace tessera::tensor_parallel

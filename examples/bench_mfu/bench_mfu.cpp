@@ -14,7 +14,6 @@
 #include "examples/llama/cli.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/fused.h"
 
 namespace {
 
@@ -88,10 +87,8 @@ int measure_all(std::vector<std::string> arguments) {
     // After each: what was measured outlives an interruption.
     tessera::files::write_file(out / "results.json", to_json(results));
   }
-  tessera::files::write_file(out / "results.html", to_html(results, options));
   std::cout << to_table(results) << peers_text(results) << published(options)
-            << "written: " << (out / "results.json").string() << ", "
-            << (out / "results.html").string() << std::endl;
+            << "written: " << (out / "results.json").string() << std::endl;
   const auto failed = [](const Result& result) { return !result.error.empty(); };
   return std::ranges::any_of(results, failed) ? 1 : 0;
 }
@@ -99,6 +96,5 @@ int measure_all(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tessera::kernels::use_fast_products();
   return llama::run_program("bench_mfu", argc, argv, measure_all);
 }

@@ -60,7 +60,7 @@ void declare(CLI::App& app, BenchOptions& o) {
          "Measure PyTorch's step too, eager and compiled, by benchmarks/peer/torch_step.py and "
          "python3: for runs of one rank, with --ac none or full")
       ->option_text("FILE");
-  app.add_option("--out", o.out, "Folder of the runs, results.json and results.html (bench_mfu)")
+  app.add_option("--out", o.out, "Folder of the runs and results.json (bench_mfu)")
       ->option_text("DIR");
 }
 
@@ -94,9 +94,7 @@ void check_outputs(const BenchOptions& o) {
     files.push_back({"config.json of --shape " + name, config_of_shape(o, name).string()});
   }
   files.push_back({"--peer", o.peer, /*is_read=*/true});
-  for (const char* name : {"results.json", "results.html"}) {
-    files.push_back({std::string(name) + " of --out", o.out + "/" + name});
-  }
+  files.push_back({"results.json of --out", o.out + "/results.json"});
   llama::check_files_differ(files);
 }
 

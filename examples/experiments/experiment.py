@@ -8,9 +8,8 @@ import pathlib
 import tomllib
 
 # What every run has of its own, or what would make it depend on others.
-OWN = ("metrics", "config-file", "print-plan", "checkpoint", "checkpoint-every", "resume", "resume-step",
-       "initial-load", "save-hf", "save-lora", "seed", "trace", "trace-steps", "tensorboard", "output-dir",
-       "memory-report", "profile")
+OWN = ("metrics", "config-file", "checkpoint", "checkpoint-every", "resume", "resume-step",
+       "initial-load", "save-hf", "save-lora", "seed", "profile", "profile-steps", "tensorboard", "output-dir")
 DEGREES = ("dp-replicate", "dp", "cp", "tp")
 WHOLE = (*DEGREES, "batch", "seq")
 TEXTS = ("model", "config", "text", "tokenizer", "param-dtype", "reduce-dtype", "device")

@@ -1,8 +1,11 @@
 """What the runs of an experiment took, and the verdict on each, as report.json has it."""
+import json
+import math
 import statistics
 
 import verdict
 from experiment import DIFFERENT, SAME
+from jobs import write_whole
 
 # Steps whose time says something of the others: the first one allocates, and compiles kernels.
 FIRST_TIMED = 1
@@ -90,7 +93,8 @@ def report(asked, outcomes):
             row["memory_percent"] = 100 * row["memory_bytes"] / base["memory_bytes"]
             row["step_time_percent"] = 100 * row["step_time_s"]["median"] / base["step_time_s"]["median"]
     return {"title": asked.title, "program": asked.program, "flags": asked.flags, "seeds": asked.seeds,
-            "separate": asked.separate, "perturbed": asked.perturbed, "as_expected": all(row["as_expected"] for row in rows), "runs": rows}
+            "separate": asked.separate, "perturbed": asked.perturbed, "as_expected": all(row["as_expected"] for row in rows), "runs": rows,
+            "method": method(rows, asked.perturbed)}
 
 
 def share_text(share):
@@ -122,3 +126,37 @@ def sentence(row):
                      f"rounding in {row['rule']} allows")
     wrong = "" if row["as_expected"] else f", expected {row['expected']}"
     return f"{row['verdict']}{wrong}: {'; '.join(parts)} ({limits_text(row)})"
+
+
+def method(rows, perturbed):
+    """What is allowed, in words, and what the verdict of the first run of each rule can find."""
+    rules = sorted({row["rule"] for row in rows if row["verdict"]})
+    lines = []
+    for rule in rules:
+        if rule == "fp32":
+            lines.append(f"In fp32 runs may differ by rounding. The reference is run again {perturbed} times from weights with the last bit of every "
+                         "second one flipped. A sum of n terms in another order is at most √n times such a change, in each of three kinds of products, "
+                         "in two runs, and in each of t steps anew: at step t the largest change so far times √(6·n·t) is allowed (a unit in the last "
+                         "printed place of it only √(6·t) times), and 2·√(n·t)·2⁻²⁴ of the figure itself. n is the longest sum of a step.")
+        else:
+            lines.append(f"In {rule} its last bit is flipped, and n of √(6·n·t) is twice the number of ranks: products add in fp32, and round their "
+                         "results, as do the functions behind them. No more is allowed than the largest difference between two seeds so far, if seeds "
+                         "change anything.")
+    for rule in rules:
+        first = next(row for row in rows if row["verdict"] and row["rule"] == rule)
+        lines.append(f"{first['name']} ({rule}) {limits_text(first)}.")
+    return lines
+
+
+def plain(value):
+    """JSON has no numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(report, folder):
+    """Replaces an older report at the end."""
+    write_whole(folder.path / "report.json", json.dumps(plain(report), indent=1) + "\n")

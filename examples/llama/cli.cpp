@@ -49,7 +49,7 @@ bool overflows(std::string_view text) {
          std::errc::result_out_of_range;
 }
 
-/// CLI11 takes what C takes, and for a whole number beyond 64 bits the nearest.
+/// CLI11 accepts all of C's forms, and for a whole number beyond 64 bits takes the nearest.
 void check_form_of_numbers(CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::string name = type.substr(0, type.find(':'));
@@ -69,7 +69,7 @@ void check_form_of_numbers(CLI::Option& option) {
       "");
 }
 
-/// With two values, one would be dropped without a word.
+/// CLI11 would use one of two values silently.
 void refuse_two_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::vector<std::string>& values = option->results();
@@ -81,7 +81,7 @@ void refuse_two_values(const CLI::App& app) {
   }
 }
 
-/// What is the same for all programs, and for every flag of one.
+/// The preparation of every program's flags.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
   app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
@@ -128,7 +128,7 @@ CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on,
 }
 
 CLI::Validator hub_name(tessera::HubItem item) {
-  // By an Error that passes CLI11: its message ends with a command.
+  // Throws an Error, which CLI11 does not catch: its message ends with a command.
   return {[item](std::string& name) {
             name = tessera::hub_path(name, item);
             return std::string();
@@ -145,7 +145,7 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// What is too small for a normal number is as good as 0.
+/// A number below the normal ones counts as 0.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });
@@ -157,7 +157,7 @@ CLI::Validator number_above_0_to(double most) {
   });
 }
 
-// "" only where there are no candidates. Of several equally near the first declared wins.
+// Of several equally near names the first declared is proposed.
 void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app) {
   FlagNames names;
   for (const CLI::Option* option : app.get_options()) {
@@ -211,13 +211,13 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
 
 namespace {
 
-/// The entries of one file, as CLI11 takes them.
+/// The entries of one file in CLI11's form.
 class Entries {
  public:
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
       : app_(app), alternatives_(alternatives), file_(std::move(file)) {}
 
-  /// Those of the file, or of a `section` in it.
+  /// Adds the entries of the file, or of a `section` in it.
   void add(const toml::table& table, const std::string& section = "") {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());
@@ -274,7 +274,7 @@ void Entries::add_flag(const std::string& key, const toml::node& node, const std
   }
 }
 
-/// Empty for a flag that is not given: one without a value and without a --no- form, if false.
+/// Empty for a flag that is not given: a switch without a --no- form that is false.
 std::vector<std::string> Entries::inputs(const std::string& key, const toml::node& node,
                                          const CLI::Option& option) const {
   if (const auto* flag = node.as_boolean()) {
@@ -301,7 +301,7 @@ std::vector<std::string> Entries::inputs(const std::string& key, const toml::nod
   return values;
 }
 
-/// As it would stand on the command line, so that a file's values pass the same checks.
+/// The text of the command line, so that a file's values pass the same checks.
 std::string Entries::text(const std::string& key, const toml::node& node) const {
   if (const auto* text = node.as_string()) {
     return text->get();
@@ -316,7 +316,7 @@ std::string Entries::text(const std::string& key, const toml::node& node) const 
                 "\" must be a string, a number, true or false, or an array of strings or numbers");
 }
 
-/// Whether the command line has the flag, or one that is passed instead of it.
+/// Whether the command line has the flag, or one that excludes it.
 bool Entries::is_decided(const CLI::Option& option) const {
   return option.count() > 0 || std::ranges::any_of(alternatives_, [&](const FlagNames& names) {
            return std::ranges::find(names, option.get_single_name()) != names.end() &&
@@ -356,7 +356,7 @@ bool is_path(const CLI::Option& option) {
   return starts_with_any(option.get_option_text(), {"FILE", "DIR", "GLOB"});
 }
 
-/// Some defaults stand for "none", and can't be given: --keep 0.
+/// Some defaults mean "none" and can't be given: --keep 0.
 bool can_be_given(CLI::Option& option, const std::string& value) {
   try {
     std::string text = value;
@@ -383,7 +383,7 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// One form for the text that the user gave and for that which a file has.
+/// The same text for a value of the command line and of a file.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();
@@ -406,7 +406,7 @@ ResolvedFlag resolve(CLI::Option& option) {
   return flag;
 }
 
-/// TOML knows fewer forms of numbers than the command line.
+/// TOML has fewer forms of numbers than the command line.
 bool is_toml_number(const std::string& text) {
   try {
     return toml::parse("x = " + text)["x"].is_number();
@@ -488,7 +488,7 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags) {
 
 namespace {
 
-/// However it is written. A folder may end in a slash.
+/// The same path for all ways to write it. A folder may end in a slash.
 std::filesystem::path place_of(const std::string& file) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::absolute(file, error);
@@ -497,7 +497,7 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Others may be in the folder of a model, or of a step, without being of it.
+/// Other files may be in the folder of a model or of a step.
 bool is_of_model(const std::string& name) {
   constexpr std::array kNames{"*.safetensors",     "*.safetensors.index.json",
                               "config.json",       "generation_config.json",
@@ -517,7 +517,7 @@ std::vector<std::string> matches_of(const std::string& pattern) {
   return matches;
 }
 
-/// All that is read under one name. A missing file is an error where it is opened.
+/// All files that are read under one name. A missing file is an error of its reader.
 std::vector<std::string> places_read(const std::string& path) {
   std::error_code error;
   std::vector<std::string> places{path};

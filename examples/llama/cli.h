@@ -1,4 +1,4 @@
-// What all programs do with their command line: flags, --config-file, the files that flags name.
+// The command line of all programs: flags, --config-file, the files that flags name.
 #pragma once
 
 #include <map>
@@ -21,8 +21,8 @@ namespace llama {
 using FlagNames = std::vector<std::string>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
-/// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group): see
-/// config_file.h. `alternatives`: flags that exclude each other. `first`: the flags that
+/// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group).
+/// `alternatives`: flags that exclude each other. `first`: the flags that
 /// --help shows, while --help-all shows all; {}: --help shows all. Unknown names are errors that
 /// give the nearest valid one, and so are two values of a flag that has one. Throws tessera::Error;
 /// CLI11's Success passes, after the help was printed.
@@ -30,26 +30,26 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
 
-/// Throws the error of a name that is no flag: `what` says where it stands.
+/// Throws the error for a name that is no flag. `what`: the name with its place.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app);
 
 /// Runs a program's body with its command line, and returns the exit code that it returns. A
 /// failure is one line on stderr, "program: message", and the exit code 1.
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>));
 
-/// Whether a text has only what decimal numbers have: neither C's other forms, such as 0x1p40, nor
-/// separators of digits. Options of numbers take no other.
+/// Whether a text has only the characters of decimal numbers: not 0x1p40, and no separators of
+/// digits. Options of numbers accept no other text.
 bool is_decimal(std::string_view text);
 
-/// In as few digits as give the number back, at least 15: 0.1 is "0.1".
+/// The shortest text, of 15 digits or more, that gives the number back: 0.1 is "0.1".
 std::string number_text(double value);
 
 /// A flag without a value, which sets `on`; with the form that unsets it, "--sp,!--no-sp". Unlike
 /// CLI11's own its default can be read.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
-/// Checks of an option's number: finite, and within the bounds, which count themselves. Unlike
-/// CLI11's they refuse NaN, and say the bounds in few digits.
+/// Checks of an option's number: finite, and within the bounds, which are included. Unlike CLI11's
+/// they refuse NaN, and print the bounds in few digits.
 CLI::Validator number_between(double least, double most);
 CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
@@ -75,7 +75,7 @@ struct ResolvedFlag {
   std::string name;                   ///< without its dashes
   std::string section;                ///< in the file: the option's group
   std::vector<std::string> values{};  ///< none: it is not given, and has no default
-  std::string note{};                 ///< why a file must leave it out; "" where it need not
+  std::string note{};                 ///< the reason why a file leaves it out; "": it does not
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };
 
@@ -85,31 +85,29 @@ struct LeftOut {
   std::string note;
 };
 
-/// All flags in the order of --help-all, but for those that a file can't have. Files, folders and
-/// globs are absolute. Defaults are what the program's variables hold when this is called.
+/// All flags that a file can have, in the order of --help-all. Files, folders and globs are
+/// absolute. Defaults are the current values of the program's variables.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
-/// Notes what a file must leave out.
+/// Marks the flags that a file leaves out.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// The values that all ranks of a job must have, by flag: not of what rank 0 alone writes. Of
-/// paths, which may differ, only that they are given.
+/// The values that all ranks of a job must have, by flag, without the outputs of rank 0. Paths may
+/// differ: only whether they are given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
-/// As --config-file reads it, in sections: what it must leave out, or what has no value, is a
-/// comment.
+/// A file for --config-file, in sections. Flags that are left out or have no value are comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
 /// A file or folder of a program.
 struct NamedFile {
-  std::string what;  ///< as an error says it: "--trace", "report.html of --metrics"
-  std::string path;  ///< "": none; of what is read also a glob, or the folder of a model
+  std::string what;  ///< its name in errors: "--profile", "run.json of --metrics"
+  std::string path;  ///< "": none; an input may be a glob, or the folder of a model
   bool is_read = false;
 };
 
-/// Throws tessera::Error where two of them are one, however they are written and by whatever links,
-/// and one of these is written: it would replace the other, or be written into it. What is read are
-/// also the files that a glob matches, and those of a model in a folder.
+/// Throws tessera::Error if an output is the same file as another output or an input, also through
+/// links. Inputs are also the files that a glob matches, and those of a model in a folder.
 void check_files_differ(const std::vector<NamedFile>& files);
 
 }  // namespace llama

@@ -31,17 +31,17 @@ inline c10::ScalarType scalar_type(const std::string& name) {
 /// Token ids of a text.
 using Tokens = std::vector<std::int64_t>;
 
-/// A group of all ranks in the hosts' memory, for what they compare before the first step.
-/// Collective at the first call.
+/// A group of all ranks in the hosts' memory, for comparisons before the first step. Collective at
+/// the first call.
 tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world);
 
-/// Throws Error on every rank where they have other options, as training::check_same_options(), or
-/// another config.json, whose first key that differs is named. To be called before anything else
-/// that is collective over `world`. Collective.
+/// Throws Error on every rank if ranks have different options (training::check_same_options) or
+/// different configurations, with the first key that differs. Call it before any other collective
+/// over `world`. Collective.
 void check_same_start(tessera::comm::World& world, std::map<std::string, std::string> options,
                       const Config& config);
 
-/// Throws Error on every rank where one has other texts than rank 0. Collective.
+/// Throws Error on every rank if a rank has other texts than rank 0. Collective.
 void check_same_texts(tessera::comm::World& world, const std::vector<Tokens>& texts);
 
 /// {"name", "bytes", "sampled_crc32c"}.
@@ -54,11 +54,11 @@ nlohmann::json to_json(const std::vector<tessera::data::FileFingerprint>& files)
 std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
                              const std::string& at = "");
 
-/// Older programs saved a "tokenizer" without the files beside it: they are not compared then.
+/// Older programs saved a "tokenizer" without its further files, which are not compared then.
 void adapt_older_tokenizer(const nlohmann::json& saved, nlohmann::json& now);
 
-/// What decides on a tokenizer's ids: to_json() of its file and, as "beside", of those that are
-/// read beside it. Null of "", which is a tokenizer of bytes.
+/// The fingerprint of a tokenizer: to_json() of its file and, as "beside", of its further files.
+/// Null for "", a tokenizer of bytes.
 nlohmann::json tokenizer_fingerprint(const std::string& tokenizer);
 
 }  // namespace llama

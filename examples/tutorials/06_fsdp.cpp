@@ -29,7 +29,7 @@ struct LionOptions {
 
 /// Lion (Chen et al. 2023): the sign of an interpolated momentum. Works on any shards, because it
 /// works element by element.
-class Lion final : public optim::GroupedOptimizer<LionOptions, optim::BatchedOptimizer> {
+class Lion final : public optim::GroupedOptimizer<LionOptions> {
  public:
   Lion(const nn::ModuleBase& module, LionOptions options)
       : GroupedOptimizer({{optim::slots_of(module), options}}, {"exp_avg"},

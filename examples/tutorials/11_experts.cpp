@@ -1,8 +1,9 @@
 // A mixture of experts: the experts on one mesh dimension, all else on every rank.
-//   tessera-run --nproc 4 -- build/bin/tutorial_11_experts
+//   tessera-run --nproc 4 -- build/bin/tutorial_11_experts [EXPERTS EP]
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
@@ -12,20 +13,22 @@
 
 #include <cmath>
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "expect_gradients.h"
 #include "tessera/tessera.hpp"
 
 using namespace tessera;
 
-constexpr std::int64_t kDim = 16, kHidden = 24, kExperts = 6, kRows = 32;  // of all ranks
+constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // of all ranks
 
 // [experts]
 /// An MLP for each expert; a row goes to the two whose router weights are largest.
 struct Experts : nn::Module<Experts> {
-  Experts() {
-    up = register_slot("up", {kExperts, kDim, kHidden});
-    down = register_slot("down", {kExperts, kHidden, kDim});
+  explicit Experts(std::int64_t count) {
+    up = register_slot("up", {count, kDim, kHidden});
+    down = register_slot("down", {count, kHidden, kDim});
   }
   void reset_parameters(const nn::InitContext& init) override {
     init.fill(up, nn::init::normal(0, 0.3));
@@ -36,6 +39,10 @@ struct Experts : nn::Module<Experts> {
   /// (rows, experts), 0 where a row does not go.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights) {
     const at::Tensor own_up = local(up), own_down = local(down);
+    if (own_up.size(0) == 0) {
+      // No experts here. Backward communicates on every rank, so the result depends on all inputs.
+      return 0 * (x + weights.sum(1, /*keepdim=*/true) + own_up.sum() + own_down.sum());
+    }
     at::Tensor sum = at::zeros_like(x);
     for (std::int64_t i = 0; i < own_up.size(0); ++i) {
       const at::Tensor weight = weights.select(1, first_expert() + i);
@@ -51,7 +58,7 @@ struct Experts : nn::Module<Experts> {
   }
   /// Shards are those of torch.chunk.
   std::int64_t first_expert() const {
-    return ep ? (kExperts + ep.size() - 1) / ep.size() * ep.local_rank() : 0;
+    return ep ? (up->size(0) + ep.size() - 1) / ep.size() * ep.local_rank() : 0;
   }
 
   nn::Parameter up, down;
@@ -60,10 +67,13 @@ struct Experts : nn::Module<Experts> {
 // [experts]
 
 struct Model : nn::Module<Model> {
+  explicit Model(std::int64_t experts)
+      : router(*this, "router", kDim, experts), experts(*this, "experts", experts) {}
   at::Tensor forward(const at::Tensor& rows) {
     const at::Tensor x = input(rows);
     const auto [largest, chosen] = at::topk(at::softmax(router(x), 1), 2);
-    const at::Tensor weights = at::zeros({x.size(0), kExperts}).scatter(1, chosen, largest);
+    const at::Tensor weights =
+        at::zeros({x.size(0), router->weight->size(0)}).scatter(1, chosen, largest);
     return x + own_rows(experts(all_rows(x), all_rows(weights)));
   }
 
@@ -84,15 +94,16 @@ struct Model : nn::Module<Model> {
   }
 
   nn::Child<nn::Linear> input{*this, "input", kDim, kDim};
-  nn::Child<nn::Linear> router{*this, "router", kDim, kExperts};
-  nn::Child<Experts> experts{*this, "experts"};
+  nn::Child<nn::Linear> router;
+  nn::Child<Experts> experts;
 };
 
 // [mesh]
-std::shared_ptr<Model> split_model(const DeviceMesh& mesh) {
-  auto model = [] {
+/// On the meta device.
+std::shared_ptr<Model> split_model(std::int64_t experts, const DeviceMesh& mesh) {
+  auto model = [experts] {
     const nn::MetaDevice meta;
-    return std::make_shared<Model>();
+    return std::make_shared<Model>(experts);
   }();
   // Each rank of "ep" has some of the experts, and the ranks of "dp" beside it have the same.
   model->experts->ep = mesh["ep"];
@@ -106,8 +117,6 @@ std::shared_ptr<Model> split_model(const DeviceMesh& mesh) {
     return name.starts_with("experts.") ? std::optional(mesh["dp"]) : std::nullopt;
   };
   fsdp::fully_shard(*model, mesh.flatten("all"), options);
-  nn::to_empty(*model, at::kCPU);
-  nn::init_weights(*model, /*seed=*/0);
   return model;
 }
 // [mesh]
@@ -127,7 +136,7 @@ Batch batch_of(int step, std::int64_t index, std::int64_t count) {
 
 /// Loss, clipped norm and all gradients are those of one rank that has all rows.
 void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
-  Model whole;
+  Model whole(model.experts->up->size(0));
   nn::init_weights(whole, /*seed=*/0);
   const Batch all = batch_of(0, 0, 1);
   const at::Tensor expected = at::mse_loss(whole(all.x), all.target);
@@ -148,14 +157,51 @@ void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
   expect_gradients(model, whole);
 }
 
-void run_rank() {
+// [verify]
+/// Experts get rows of other ranks. So the reference takes the rows of all ranks.
+void verify(Model& model, const DeviceMesh& mesh) {
+  Model reference(model.experts->up->size(0));
+  const Batch all = batch_of(0, 0, 1), own = batch_of(0, mesh.world()->rank(), mesh.size());
+  observe::verify(model, reference, mesh,
+                  [&](Model& each) {
+                    const Batch& batch = &each == &model ? own : all;
+                    return at::mse_loss(each(batch.x), batch.target);
+                  },
+                  {.batch_dims = {"dp", "ep"}, .splits_samples = true})
+      .check();
+}
+// [verify]
+
+// [plan]
+/// What a rank would hold and send if each expert got as many rows as the others.
+std::string plan_of(std::int64_t experts, const MeshShape& mesh) {
+  const auto make = [experts](const DeviceMesh& ranks) { return split_model(experts, ranks); };
+  const auto step = [](Model& model, optim::Optimizer& optimizer, const DeviceMesh& ranks) {
+    const Batch own = batch_of(0, 0, ranks.size());
+    at::mse_loss(model(own.x), own.target).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  planning::PlanOptions options;
+  options.data_dependent["aten::nonzero"] = [experts](const kernels::FakeCall& call) {
+    const std::int64_t rows = 2 * call.inputs[0].size(0) / experts;
+    return std::vector<at::Tensor>{at::arange(rows).unsqueeze(1)};
+  };
+  return planning::to_text(planning::plan(make, step, mesh, options));
+}
+// [plan]
+
+void run_rank(std::int64_t experts, std::int64_t ep) {
   const comm::WorldPtr world = comm::world_from_environment();
-  const std::int64_t ep = world->size() % 2 == 0 ? 2 : 1;
+  ep = world->size() % ep == 0 ? ep : 1;
   TESSERA_CHECK(kRows % world->size() == 0, kRows, " rows can't be shared by ", world->size(),
                 " ranks alike; start a number of ranks that divides them");
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / ep, ep}, {"dp", "ep"});
-  const std::shared_ptr<Model> model = split_model(mesh);
+  const std::shared_ptr<Model> model = split_model(experts, mesh);
+  nn::to_empty(*model, at::kCPU);
+  nn::init_weights(*model, /*seed=*/0);
   optim::AdamW optimizer(*model, {.lr = 1e-2});
+  verify(*model, mesh);
   compare_with_one_rank(*model, mesh);
   optimizer.zero_grad();
 
@@ -174,8 +220,13 @@ void run_rank() {
       std::cout << "step " << step << " loss " << mean.item<double>() << std::endl;
     }
   }
+  if (world->rank() == 0) {
+    std::cout << plan_of(experts, MeshShape({4, ep}, {"dp", "ep"}));
+  }
 }
 
-int main() {
-  return comm::run_main(&run_rank);
+int main(int argc, char** argv) {
+  const std::int64_t experts = argc > 2 ? std::stoll(argv[1]) : 6;
+  const std::int64_t ep = argc > 2 ? std::stoll(argv[2]) : 2;
+  return comm::run_main([=] { run_rank(experts, ep); });
 }

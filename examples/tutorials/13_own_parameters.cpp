@@ -82,9 +82,6 @@ void run_rank() {
   Encoder whole, split;
   nn::init_weights(whole, /*seed=*/0);
   nn::init_weights(split, /*seed=*/0);
-  if (world->rank() == 0) {
-    std::cout << tensor_parallel::check_plan(split, mesh, plan());
-  }
   tensor_parallel::parallelize_module(split, mesh, plan());
 
   const at::Tensor patches = at::arange(kPatches * kDim, at::kFloat).view({kPatches, kDim}) / 30;

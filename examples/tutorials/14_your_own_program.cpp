@@ -72,8 +72,7 @@ void find_nan(nn::ModuleBase& model) {
 void run_rank(const std::filesystem::path& out) {
   constexpr std::int64_t kSteps = 160;
   const auto file = [&out](const char* name) { return out.empty() ? out : out / name; };
-  training::Recording recording(
-      {.trace = file("trace.json"), .profile = file("profile.json"), .steps = kSteps});
+  training::Recording recording({.profile = file("profile.json"), .steps = kSteps});
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"dp"});
   const auto model = std::make_shared<Curve>();
@@ -91,7 +90,7 @@ void run_rank(const std::filesystem::path& out) {
   training::StepMeter meter(world, "cpu");
   training::MetricLog log({.tensorboard = file("board"), .steps = kSteps, .log_every = 20}, world);
   log.open(/*done=*/0);
-  recording.begin(mesh, *model, /*done=*/0);
+  recording.begin(*world, /*done=*/0);
 
   const auto step = [&] {
     meter.begin();

@@ -17,7 +17,7 @@ namespace vit {
 struct Options {
   Config config{};
   training::CheckpointOptions checkpoints{.every = 50, .steps = 100, .keep = 2};
-  std::string config_file{}, metrics{}, save_hf{}, gpu{}, html{};
+  std::string config_file{}, metrics{}, save_hf{}, gpu{};
   std::int64_t batch = 64, dp = 1, tp = 1;
   double lr = 1e-3;
   bool plan = false, json = false;
@@ -39,10 +39,8 @@ struct Options {
 
 /// What is written must not replace what is read.
 inline void check_outputs(const Options& o) {
-  const std::map<std::string, std::string> outputs{{"--metrics", o.metrics},
-                                                   {"--html", o.html},
-                                                   {"--checkpoint", o.checkpoints.folder},
-                                                   {"--save-hf", o.save_hf}};
+  const std::map<std::string, std::string> outputs{
+      {"--metrics", o.metrics}, {"--checkpoint", o.checkpoints.folder}, {"--save-hf", o.save_hf}};
   for (const auto& [flag, path] : outputs) {
     std::error_code none;
     TESSERA_CHECK(path.empty() || !std::filesystem::equivalent(path, o.config_file, none), flag,
@@ -76,7 +74,6 @@ inline std::optional<Options> parse(int argc, char** argv) {
   app.add_flag("--plan", o.plan, "print what each rank would hold and send, and end");
   app.add_option("--gpu", o.gpu, "what it is planned for, with times: h100, ..., or a file")
       ->needs("--plan");
-  app.add_option("--html", o.html, "write the plan as a page, too")->needs("--plan");
   app.add_flag("--json", o.json, "print the plan as JSON")->needs("--plan");
   try {
     app.parse(argc, argv);

@@ -1,6 +1,6 @@
 // Trains a vision transformer on a mesh of FSDP x tensor parallelism with sequence parallelism.
 //   tessera-run --nproc 4 -- build/bin/vit_train --dp 2 --tp 2 --metrics m.jsonl --save-hf model
-//   vit_train --dp 64 --tp 4 --batch 4096 --plan --gpu h100 --html plan.html
+//   vit_train --dp 64 --tp 4 --batch 4096 --plan --gpu h100
 
 #include <iostream>
 
@@ -74,9 +74,6 @@ void train(const Options& o) {
 }
 
 void plan(const Options& o) {
-  if (!o.html.empty()) {
-    const files::AtomicFile probe(o.html);  // throws before the work
-  }
   // The sizes of a rank: its rows of the batch, and the tokens of each that it holds.
   const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
     return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
@@ -93,16 +90,6 @@ void plan(const Options& o) {
   }
   const planning::RunPlan plan = planning::plan_run(make, o.dp * o.tp, options);
   std::cout << (o.json ? planning::to_json(plan) : planning::to_text(plan)) << std::endl;
-  if (!o.html.empty()) {
-    planning::PageOptions page{.name = "a vision transformer", .layers = o.config.depth};
-    page.settings = "dp " + std::to_string(o.dp) + " × tp " + std::to_string(o.tp) + ", batch " +
-                    std::to_string(o.batch);
-    const nlohmann::json config = o.config;
-    for (const auto& [name, value] : config.items()) {
-      page.configuration.emplace_back(name, value.dump());
-    }
-    planning::write_plan_page(plan, std::nullopt, page, o.html);
-  }
 }
 
 int main(int argc, char** argv) {

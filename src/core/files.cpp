@@ -43,7 +43,7 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 /// ranks may wait for this one in a collective.
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
-/// What a system call returns that a signal does not interrupt.
+/// The result of a system call, repeated while a signal interrupts it.
 template <class Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
@@ -72,7 +72,7 @@ bool has_two_names(int fd) {
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
 }
 
-/// What is moved to the name of a device or a pipe would take its place.
+/// A file that is moved to the name of a device or a pipe would replace it.
 void check_replaceable(const std::filesystem::path& path) {
   std::error_code ignored;  // that of the file itself says more
   const auto status = std::filesystem::status(path, ignored);
@@ -88,7 +88,13 @@ void write_whole(AtomicFile& file, const std::string& text) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+std::filesystem::path absolute_path(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path absolute = path.empty() ? path : std::filesystem::absolute(path, error);
+  return error ? path : absolute;
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) {
   check_replaceable(path_);
   const std::string own = path_.filename().string();
   remove_leftovers(folder_of(path_), [&own](const std::string& name) { return name == own; });
@@ -261,7 +267,12 @@ void create_folders(const std::filesystem::path& folder) {
   create_folders(folder.parent_path());
   if (std::filesystem::create_directory(folder, error)) {
     sync_folder(folder_of(folder));
+    return;
   }
+  std::error_code unknown;
+  TESSERA_CHECK(!error || std::filesystem::is_directory(folder, unknown),
+                "cannot make the folder '", folder.string(), "' in '", folder_of(folder).string(),
+                "': ", error.message(), ": name a folder that may be written and has room");
 }
 
 namespace {
@@ -275,7 +286,7 @@ namespace {
       error == ENOENT ? path : std::filesystem::path());
 }
 
-/// Those of git-lfs are of about 130 bytes.
+/// A pointer of git-lfs has about 130 bytes.
 void check_content(const InputFile& file) {
   constexpr std::uint64_t kLeastPointer = 100, kMostPointer = 300;
   if (file.size() >= kLeastPointer && file.size() <= kMostPointer) {
@@ -293,7 +304,7 @@ InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks syml
   const int nofollow = symlinks == Symlinks::kRefuse ? O_NOFOLLOW : 0;
   fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | nofollow);
   try {
-    // What O_NOFOLLOW gives for a link.
+    // The error of O_NOFOLLOW for a link.
     TESSERA_CHECK(fd_ >= 0 || errno != ELOOP, "'", path_.string(),
                   "' is a symbolic link, which is not followed here: put the file itself there");
     if (fd_ < 0) {

@@ -15,7 +15,8 @@ namespace {
 using nlohmann::json;
 
 /// Looks at the text before there is a tree, which would silently keep the last of duplicate keys.
-/// Not the parser's own callback: with one it goes over all siblings at the end of each object.
+/// Does not use the parser's callback, with which the parser visits all siblings at the end of each
+/// object.
 class Checker final : public nlohmann::json_sax<json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}

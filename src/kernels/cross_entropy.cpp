@@ -57,7 +57,7 @@ at::Tensor row_maximum(const at::Tensor& logits) {
   return logits.amax(1).to(loss_type(logits));
 }
 
-/// What exponentials are relative to: without columns, or of -inf alone, no NaN.
+/// The offset of the exponentials, which is finite also without columns or for -inf alone.
 at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
@@ -369,7 +369,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // One number for all, as the gradient of a sum has it, is not copied.
+                           // A gradient with one number for all rows, as of a sum, is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

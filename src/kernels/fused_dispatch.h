@@ -38,7 +38,7 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// The same, chosen by the first result.
+/// The same, with the kernels of the first result's type.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {

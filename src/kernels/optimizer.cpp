@@ -186,7 +186,7 @@ void run_on_cpu(const AdamW& call) {
   });
 }
 
-/// What one launch updates: the call, and the tensors for a FakeMode.
+/// The work of one launch: the call, and the tensors for a FakeMode.
 struct AdamWLaunch {
   AdamW call{};
   std::vector<at::Tensor> read;

@@ -16,8 +16,8 @@ using tessera::detail::has_onednn;
 using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Up to here MKL is as fast: of few multiplications because oneDNN looks its kernel up in each
-/// call, of a few rows or columns because reading the other matrix takes the time.
+/// Up to these sizes MKL is as fast: for few multiplications oneDNN spends its time on looking up a
+/// kernel, and for few rows or columns reading the other matrix dominates.
 constexpr std::int64_t kMostMultiplications = 2'000'000;
 constexpr std::int64_t kShortSide = 7;
 

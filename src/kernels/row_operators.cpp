@@ -49,7 +49,7 @@ const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
 }
 
-/// As the kernels take it beside x: under autocast a gradient may come in another type.
+/// In the type of x, as the kernels need it: under autocast a gradient may have another type.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }

@@ -14,10 +14,10 @@
 
 namespace tessera::models {
 
-/// Far above those of any model; the file may be a stranger's.
+/// Far above those of any model: the file may come from anywhere.
 inline constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Nested no deeper than configurations are: its values stand in messages, too.
+/// Limits the depth of nesting to that of configurations: messages contain values.
 inline nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -30,13 +30,13 @@ inline nlohmann::json parse_object(const std::string& text, const std::string& o
   }
 }
 
-/// One config.json while it is read: knows its name for messages.
+/// A config.json with its name, for messages.
 class ConfigReader {
  public:
   ConfigReader(const nlohmann::json& json, const std::string& origin)
       : json_(json), origin_(origin) {}
 
-  /// Whether the key is there, be it as null.
+  /// Whether the key exists, also with null.
   bool names(const char* key) const { return json_.contains(key); }
   // Hugging Face writes null for "not set".
   bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
@@ -62,7 +62,7 @@ class ConfigReader {
     return has(key) ? number(key) : otherwise;
   }
 
-  /// The value of a key whose 0 means "none", as null does.
+  /// The value of a key for which 0 and null mean "none".
   double number_or_zero(const char* key) const {
     return has(key) && json_.at(key) != 0 ? number(key) : 0;
   }
@@ -84,7 +84,7 @@ class ConfigReader {
     return value.get<bool>();
   }
 
-  /// The token or tokens of a key: a number or, where several do, an array of them.
+  /// The token or tokens of a key: a number, or an array of numbers.
   std::vector<std::int64_t> tokens(const char* key, std::int64_t vocabulary) const {
     if (!has(key)) {
       return {};
@@ -101,7 +101,7 @@ class ConfigReader {
     return ids;
   }
 
-  /// Throws unless `key` is absent, null or one of the values that mean "as Llama does it".
+  /// Throws unless `key` is absent, null or one of the values of a Llama.
   void only(const char* key, std::initializer_list<nlohmann::json> allowed,
             const char* feature) const {
     if (!has(key)) {

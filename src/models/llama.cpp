@@ -47,8 +47,8 @@ at::Tensor plain_frequencies(double theta, std::int64_t head_dim, c10::Device de
   return 1.0 / at::pow(theta, at::arange(0, head_dim, 2, fp32) / static_cast<double>(head_dim));
 }
 
-/// Stretches theta so that the lowest frequency turns in `length` tokens as far as it did in the
-/// original ones.
+/// Enlarges theta so that the lowest frequency turns in `length` tokens as far as in the original
+/// context.
 double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t length) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   const double stretch = std::max(static_cast<double>(length), original) / original;
@@ -57,8 +57,8 @@ double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t lengt
   return rope.theta * std::pow(base, dim / (dim - 2));
 }
 
-/// Frequencies that turn less than low_freq_factor times in the original context are divided, those
-/// of more than high_freq_factor turns are kept.
+/// Divides frequencies that turn less than low_freq_factor times in the original context. Those of
+/// more than high_freq_factor turns stay.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
@@ -122,9 +122,9 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// Position p is in slot p mod slots: without a window there are as many slots as positions, with
-// one the slots are a ring. Attention needs no order of keys, which were turned by their positions
-// before.
+// Position p is in slot p mod slots. Without a window there are as many slots as positions; with a
+// window the slots are a ring. Attention needs no order of keys, because rotary embedding was
+// applied before.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -150,7 +150,7 @@ KvCache::Layer KvCache::append(std::size_t layer, const at::Tensor& keys,
   return {kept.keys.narrow(2, 0, filled), kept.values.narrow(2, 0, filled)};
 }
 
-/// Made by the first call, which knows how many of the heads this rank has, and their type.
+/// Allocated by the first call, which has this rank's heads and their type.
 KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   if (layer >= layers_.size()) {
     layers_.resize(layer + 1);
@@ -158,7 +158,7 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
-    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};  // distributed as the keys are
+    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};  // distributed like the keys
   }
   return kept;
 }
@@ -190,12 +190,12 @@ at::Tensor KvCache::mask(c10::Device device) const {
   return position.ge(first.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
 }
 
-/// What all blocks of one call share.
+/// The inputs that all blocks of one call share.
 struct Context : nn::AttentionInputs {
   KvCache* cache = nullptr;  ///< generation only
 };
 
-/// What the contexts of a model's calls are made of.
+/// The parts of a model that its contexts are made from.
 struct ContextParts {
   const LlamaConfig& config;
   const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
@@ -206,7 +206,7 @@ struct ContextParts {
 /// For tokens (batch, sequence) that follow those in the cache, if there is one. Throws Error for a
 /// cache of another number of texts.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
-/// Where tokens are in documents, and these; without them they are made of the positions.
+/// The positions of tokens in documents, and the documents; nullptr: made from the positions.
 struct InDocuments {
   const at::Tensor& positions;  ///< (batch, sequence)
   const nn::DocumentsPtr& documents;
@@ -215,13 +215,13 @@ struct InDocuments {
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const InDocuments& places, const KvCache* cache);
 
-// What attention needs of a call beside activations: the angles of positions, and the visible keys.
+// The inputs of attention besides activations: the angles of positions, and the visible keys.
 
 namespace {
 
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
 
-/// The tables are made once and sliced, except for angles that depend on how long the text is.
+/// A slice of the tables, unless the angles depend on the length of the text.
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   const LlamaConfig& c = parts.config;
   if (c.rope.depends_on_length(last)) {
@@ -230,8 +230,8 @@ Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t las
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
 }
 
-/// (batch * (last - first), head_dim): text i begins at position padding[i]. Padding, which nobody
-/// sees, gets the angles of the text's first token.
+/// (batch * (last - first), head_dim): text i starts at position padding[i]. Padding, which no
+/// token sees, gets the angles of the text's first token.
 Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> cos, sin;
@@ -247,8 +247,8 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
   return {at::cat(cos), at::cat(sin)};
 }
 
-/// (batch, 1, sequence, sequence): tokens don't see padding. Padding sees itself: attention of
-/// nothing at all is not a number.
+/// (batch, 1, sequence, sequence): tokens don't see padding. Padding sees itself, because attention
+/// to no key is NaN.
 at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t sequence) {
   const c10::Device device = parts.cos.device();
@@ -505,11 +505,11 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
   return {positions, config_.sliding_window, std::move(padding)};
 }
 
-/// Each parameter takes the first pattern that fits, hence the special ones first.
+/// The first matching pattern of a parameter counts: special patterns come first.
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;
-  // Cut at three standard deviations: a single outlier in a large matrix can unsettle the first
+  // Truncated at three standard deviations: an outlier in a large matrix can disturb the first
   // steps.
   const auto normal = [](double std) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);

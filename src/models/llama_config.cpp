@@ -16,17 +16,17 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Far above those of any model; the file may be a stranger's.
+/// Far above those of any model: the file may come from anywhere.
 constexpr std::int64_t kMaxLayers = 10'000;
 
-/// What a "model_type" says beyond the keys of its file.
+/// Properties of a "model_type" that its file does not name.
 struct Architecture {
   const char* type;
   const char* class_name;
   bool query_key_value_bias;  ///< always
   bool query_key_norm;
-  bool begins_texts;                      ///< its tokenizers put bos_token_id before a text
-  bool has_attention_bias, has_mlp_bias;  ///< may have, if its file says so
+  bool begins_texts;                      ///< tokenizers put bos_token_id before a text
+  bool has_attention_bias, has_mlp_bias;  ///< possible, if the file says so
 };
 constexpr std::array<Architecture, 4> kArchitectures{{
     {"llama", "LlamaForCausalLM", false, false, true, true, true},
@@ -56,7 +56,7 @@ void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("is_causal", {true}, "attention to later tokens is");
 }
 
-/// What a file says of its layers one by one has to agree with the window of all.
+/// The settings of single layers must agree with the window of all layers.
 void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   if (!reader.has("layer_types")) {
     return;
@@ -70,7 +70,8 @@ void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   }
 }
 
-/// Mistral's files have a window for all layers. Qwen's name one that is used only if they say so.
+/// In Mistral's files a window is for all layers. Qwen's files have one that is used only with
+/// "use_sliding_window".
 std::int64_t read_sliding_window(const ConfigReader& reader, const std::string& type) {
   if (type == "mistral") {
     return reader.names("sliding_window") ? reader.positive_or("sliding_window", 0) : 4096;
@@ -97,7 +98,7 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   return found->second;
 }
 
-/// As much as the scores of a context that is `scale` times as long need (YaRN, equation 22).
+/// The factor of scores for a context that is `scale` times as long (YaRN, equation 22).
 double yarn_scale(double scale, double weight) {
   return scale <= 1 ? 1 : 0.1 * weight * std::log(scale) + 1;
 }
@@ -112,7 +113,7 @@ double yarn_attention_factor(const ConfigReader& rope, double factor) {
   return rope.number_or("attention_factor", factor);
 }
 
-/// Versions of transformers take those of the file instead of the scaling's, or not at all.
+/// Versions of transformers use the positions of the file or those of the scaling: both must agree.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
   const bool takes =
@@ -123,12 +124,12 @@ void check_original_positions(const ConfigReader& file, const RopeScaling& scali
                 "; leave out the one that is not meant");
 }
 
-/// `positions`: the model's own, where the scaling does not say of how many it is made.
+/// `positions`: the model's, for a scaling without "original_max_position_embeddings".
 RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   using Kind = RopeScaling::Kind;
   RopeScaling s;
   s.kind = scaling_kind(rope, rope.has("rope_type") ? "rope_type" : "type");
-  // Versions of transformers differ in which of the two they take.
+  // Versions of transformers read one or the other.
   TESSERA_CHECK(!rope.has("rope_type") || !rope.has("type") || scaling_kind(rope, "type") == s.kind,
                 rope.origin(), ": rope scaling has \"rope_type\" ", rope.at("rope_type").dump(),
                 " and \"type\" ", rope.at("type").dump(), "; leave out the one that is not meant");
@@ -141,7 +142,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kLinear) {
     return s;
   }
-  // transformers reads the original positions of a dynamic scaling nowhere.
+  // transformers does not read the original positions of a dynamic scaling.
   s.original_positions = s.kind == Kind::kDynamic
                              ? positions
                              : rope.positive_or("original_max_position_embeddings", positions);
@@ -157,7 +158,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kYarn) {
     s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
     s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
-    // null is none, as transformers takes it.
+    // null means none, as in transformers.
     s.truncate = rope.flag_or("truncate", !rope.names("truncate"));
     s.attention_factor = yarn_attention_factor(rope, s.factor);
   }
@@ -203,12 +204,12 @@ Rope read_rope(const ConfigReader& reader) {
   return rope;
 }
 
-/// Some files say the positions with their scaling, others those without.
+/// Some files give the positions with their scaling, others without.
 std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
   const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
   const std::int64_t original = scaling.original_positions > 0 ? scaling.original_positions : said;
   const double scaled = scaling.factor * static_cast<double>(original);
-  // Far above any model's; the file may be a stranger's.
+  // Far above any model's: the file may come from anywhere.
   constexpr double kMost = 1e15;
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
@@ -237,14 +238,13 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // For a file of another type that leaves it out, transformers has another default; null means the
-  // number of heads.
+  // For other types transformers has another default. null means the number of heads.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
   c.num_key_value_heads = by_heads
                               ? reader.positive_or("num_key_value_heads", c.num_attention_heads)
                               : reader.positive("num_key_value_heads");
-  // Only a head size that is left to be derived must come out even.
+  // Only a derived head size must be a whole number.
   if (!reader.has("head_dim")) {
     TESSERA_CHECK(c.hidden_size % c.num_attention_heads == 0, origin, ": hidden_size ",
                   c.hidden_size, " is not a multiple of num_attention_heads ",
@@ -271,13 +271,13 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   c.sliding_window = read_sliding_window(reader, architecture.type);
   check_layer_types(reader, c.sliding_window);
   c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
-  // The export writes it as it was, with the keys that we ignore.
+  // The export writes the text unchanged, with keys that are not read here.
   c.json = text;
   check_heads(c, origin);
   return c;
 }
 
-/// Read as bytes: the text goes back into the export unchanged.
+/// Reads bytes, because exports write the text unchanged.
 LlamaConfig read_config(const std::filesystem::path& file) {
   return parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
                       file.string());
@@ -307,7 +307,7 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
                                       " tensor-parallel ranks, each on ", copies, " of them");
 }
 
-/// By arithmetic, without a model: the figure is needed for models that no rank holds whole.
+/// By arithmetic, because no rank may have the whole model.
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;

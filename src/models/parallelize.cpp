@@ -20,8 +20,8 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Keeps what attention and every other matrix multiplication return: of a Llama's block, the
-/// queries, the values and the gate. torchtitan's choice.
+/// Saves the results of attention and of every other matrix multiplication: in a block of a Llama
+/// the queries, the values and the gate. torchtitan's choice.
 nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
@@ -29,7 +29,7 @@ nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   return other ? nn::SavePolicy::kPreferRecompute : costly(call);
 }
 
-/// A block is the unit of both: what is recomputed is what FSDP gathers at once.
+/// FSDP and checkpointing have the same units: the blocks.
 void checkpoint_blocks(nn::ModuleBase& model, const Modules& blocks, ActivationMemory activations) {
   if (activations == ActivationMemory::kAll) {
     return;
@@ -44,8 +44,8 @@ void checkpoint_blocks(nn::ModuleBase& model, const Modules& blocks, ActivationM
   nn::apply_activation_checkpointing(model, {.select = is_block, .options = options});
 }
 
-/// How many units, from the first, are freed after forward. What backward needs first would be
-/// gathered again at once: the last block, and all after it.
+/// How many units, from the first, are freed after forward. Backward would gather the last block
+/// and the units after it again at once.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {
@@ -61,7 +61,7 @@ std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules&
 void shard_units(const std::vector<Modules>& units, const Modules& blocks, const DeviceMesh& mesh,
                  const ParallelOptions& options) {
   const std::ptrdiff_t resharded = count_resharded(units, blocks, options);
-  // The model last: a unit takes the parameters below it that no other unit has.
+  // The model comes last: a unit takes the parameters below it that no other unit has.
   for (std::ptrdiff_t i = 0; i < std::ssize(units); ++i) {
     const Modules& modules = units[static_cast<std::size_t>(i)];
     fsdp::Options unit = options.fsdp;
@@ -71,7 +71,7 @@ void shard_units(const std::vector<Modules>& units, const Modules& blocks, const
       return dynamic_cast<const nn::Embedding*>(module) != nullptr;
     };
     if (std::ranges::all_of(modules, is_embedding)) {
-      // The gradient of a look-up needs no table.
+      // The gradient of a look-up does not need the table.
       fsdp::set_unshard_in_backward(*modules.front(), false);
     }
   }
@@ -104,13 +104,9 @@ void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
       .sequence_parallel = options.sequence_parallel,
       .loss_parallel = options.loss_parallel,
       .regather = options.regather && keeps_all};
-  const tensor_parallel::ParallelizePlan plan =
-      mesh.size() > 1 ? tensor_parallel::declared_plan(model, mesh, declared)
-                      : tensor_parallel::ParallelizePlan{};
-  if (options.apply_plan) {
-    options.apply_plan(model, mesh, plan);
-  } else if (mesh.size() > 1) {
-    tensor_parallel::parallelize_module(model, mesh, plan);
+  if (mesh.size() > 1) {
+    tensor_parallel::parallelize_module(model, mesh,
+                                        tensor_parallel::declared_plan(model, mesh, declared));
   }
 }
 
@@ -119,7 +115,7 @@ void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOp
   TESSERA_CHECK(declared != nullptr, "a ", model.name(),
                 " was given to parallelize(), but it declares no units; derive it from "
                 "models::DeclaresUnits, or apply parallelize_module and fully_shard to it");
-  // Tensor parallelism first: FSDP then shards what it has left of each parameter.
+  // Tensor parallelism first: FSDP then shards each rank's part.
   apply_tensor_parallel(model, mesh["tp"], options);
   if (has_dim(mesh, "cp")) {
     declared->set_context_parallel(mesh["cp"]);

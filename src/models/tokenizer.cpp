@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::int64_t kByteVocabulary = 256;
 
-/// A tokenizer may have more tokens than the model. A text that has one of these is refused: its id
-/// would index beyond the embedding.
+/// A tokenizer may have more tokens than the model. A text with one of these is an error: its id is
+/// beyond the embedding.
 class LimitedTokenizer final : public data::Tokenizer {
  public:
   LimitedTokenizer(data::TokenizerPtr all, std::int64_t limit)
@@ -55,12 +55,11 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
   if (!std::filesystem::is_directory(path)) {
     return file;
   }
-  // A folder without one is returned for its reader to refuse.
+  // For a folder without one the reader of the returned path throws the error.
   return data::find_tokenizer(path).value_or(file);
 }
 
-/// A model of 256 tokens is one of bytes; of any other a byte is some token that means another
-/// text.
+/// A model of 256 tokens is one of bytes. In other models the ids of bytes mean other texts.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
@@ -75,7 +74,7 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
              : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
 }
 
-/// Generation's file is the younger of the two where models were tuned to chat.
+/// For chat models generation_config.json is newer than config.json.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
   const std::string of_model = (folder / "config.json").string();
   const std::filesystem::path file = folder / "generation_config.json";

@@ -46,7 +46,7 @@ inline torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::M
   return module.*Derived::table();
 }
 
-/// What a norm's running statistic begins with: "running_var" with 1, others with 0.
+/// The initial value of a norm's running statistic: 1 for "running_var", 0 for others.
 inline double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
@@ -126,7 +126,7 @@ struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   }
 };
 
-/// They read their parameters where libtorch has registered them.
+/// Parameter lists and dicts read their parameters from libtorch's table.
 void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   if (dynamic_cast<torch::nn::ParameterListImpl*>(&module) == nullptr &&
       dynamic_cast<torch::nn::ParameterDictImpl*>(&module) == nullptr) {
@@ -165,7 +165,7 @@ bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();
 }
 
-/// The member of that name, if it holds `tensor`; else the end.
+/// The member of that name with `tensor`, or the end.
 auto find_member(const detail::ModuleMembers& members, const std::string& name,
                  const at::Tensor& tensor) {
   return std::ranges::find_if(members, [&](const auto& each) {
@@ -187,13 +187,13 @@ auto find_member(const detail::ModuleMembers& members, const std::string& name,
        "nn::adopt<Class>(module), or derive it from nn::Module");
 }
 
-/// Modules that have a holder.
+/// Modules that are adopted.
 struct Taken {
   std::mutex mutex;
   std::unordered_set<const torch::nn::Module*> modules;
 };
 
-/// Never destroyed: a holder may outlive other statics.
+/// Never destroyed: an adopted module may outlive other statics.
 Taken& taken() {
   static auto* const all = new Taken;
   return *all;
@@ -242,8 +242,7 @@ detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module
   return found;
 }
 
-/// The tensor stays the same one until it is sharded: optimizers and members that have it see then
-/// that it was replaced.
+/// The slot has the same tensor until it is sharded, so that optimizers made before train it.
 void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -266,8 +265,8 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
   }
 }
 
-/// The tensor itself, which forward writes in place. The statistics of norms are small: on the meta
-/// device they get memory, and the values that they begin with, at once.
+/// The same tensor, which forward writes in place. The statistics of norms are small: on the meta
+/// device they get memory and initial values at once.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -311,7 +310,7 @@ bool is_any(const torch::nn::Module& module) {
   return ((dynamic_cast<const Classes*>(&module) != nullptr) || ...);
 }
 
-/// The slots of a module, by name; one that it lacks is not filled.
+/// The slots of a module, by name. A name without a slot is ignored.
 class Slots {
  public:
   Slots(const ModuleBase& holder, const InitContext& init) : holder_(holder), init_(init) {}
@@ -327,7 +326,7 @@ class Slots {
       init_.fill(slot, initializer);
     }
   }
-  /// Those that a load has filled stay.
+  /// Statistics that a load has filled stay.
   void reset_statistics() const {
     for (const auto& statistic : holder_.named_buffers(/*recurse=*/false)) {
       const at::Tensor& tensor = statistic.value();
@@ -403,7 +402,7 @@ void fill_linear(const Slots& slots, const torch::nn::Module& module) {
   slots.fill("bias", by_inputs(inputs));
 }
 
-/// With the bias of its output projection, a Linear below it.
+/// Also the bias of the output projection, a Linear below it.
 void fill_attention(const Slots& slots, const ModuleBase& holder, const InitContext& init) {
   for (const auto& [name, slot] : holder.slots()) {
     const at::IntArrayRef sizes = slot->get().sizes();
@@ -427,7 +426,7 @@ void fill_transformer(const ModuleBase& holder, const InitContext& init) {
   }
 }
 
-/// If the module is one of these, its weights are uniform by the size of its state.
+/// Weights of a module of these classes are uniform, by the size of its state.
 template <class... Classes>
 void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
   std::int64_t size = 0;

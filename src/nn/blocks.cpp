@@ -47,13 +47,13 @@ namespace tessera::nn {
 
 namespace {
 
-/// (batch, tokens, ...) as the tables of positions are: where each sequence has its own positions,
-/// they have all tokens, as if of one sequence.
+/// (batch, tokens, ...) in the shape of the tables of positions: if each sequence has its own
+/// positions, the tables have all tokens, as of one sequence.
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }
 
-/// What was computed from that, with the batch and tokens of `like` again.
+/// The inverse: with the batch and tokens of `like`.
 at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
   return x.size(1) == like.size(1) ? x : x.squeeze(0).unflatten(0, {like.size(0), like.size(1)});
 }
@@ -120,7 +120,7 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
 
 Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& inputs) {
   const auto heads = [&](const at::Tensor& t, at::IntArrayRef sizes) {
-    // Not by a reshape with -1, which has no answer where a rank has no rows.
+    // A reshape with -1 would fail on a rank without rows.
     const at::Tensor unfolded =
         x.dim() == 2 ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
     return unfolded.unflatten(-1, sizes);

@@ -20,14 +20,14 @@ namespace tessera::nn {
 namespace detail {
 namespace {
 
-/// What autograd keeps instead of a tensor: the frame, and the tensor's number in it.
+/// The placeholder that autograd saves: the frame, and the tensor's number in it.
 class Placeholder final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
   ~Placeholder() override {
     // A placeholder that autograd made but never packed has no number.
     if (index_) {
-      // Its node is gone: recomputations need not keep this tensor.
+      // Its node was destroyed: recomputations need not save this tensor.
       frame_->release(*index_);
     }
   }
@@ -41,7 +41,7 @@ class Placeholder final : public tessera::detail::SavedVariableHooks {
 
 }  // namespace
 
-/// The forward of a checkpointed function, while it lives.
+/// The forward of a checkpointed function, as a scope.
 class CheckpointedForward final : public CheckpointedRegion {
  public:
   CheckpointedForward(std::shared_ptr<Frame> frame, std::span<at::Tensor* const> inputs)
@@ -69,7 +69,7 @@ class CheckpointedForward final : public CheckpointedRegion {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // Nothing is saved without gradients. This is also how a checkpointed inference costs nothing.
+  // Nothing is saved without gradients, so that a checkpointed inference costs nothing.
   if (!c10::GradMode::is_enabled()) {
     return;
   }
@@ -147,7 +147,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
   std::vector<std::string> applied;
   for (std::size_t i = 0; i < selected.size(); i += what.every) {
     const auto& [fqn, module] = selected[i];
-    // Checkpointed before, or met at another place.
+    // Checkpointed before, or visited at another place.
     if (module->checkpoints_calls()) {
       continue;
     }

@@ -32,14 +32,14 @@ struct NamedLinear {
   std::string fqn;
   Linear* linear = nullptr;
 
-  /// Whether one of `patterns`, as of matches_fqn(), is of its name.
+  /// Whether one of `patterns` matches its name (matches_fqn).
   bool is_named_by(const std::vector<std::string>& patterns) const;
 };
 /// Every Linear of `root`, itself included, in its order.
 std::vector<NamedLinear> linears_below(const ModuleBase& root);
 
-/// Throws Error unless each pattern names one of `linears`, those of `root`. `caller`: the caller;
-/// `remedy`: how its message ends.
+/// Throws Error unless each pattern names one of `linears`, those of `root`. `caller` and `remedy`:
+/// begin and end of the message.
 void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
                         const std::vector<NamedLinear>& linears, const ModuleBase& root,
                         std::string_view remedy);
@@ -78,7 +78,7 @@ namespace {
 
 using detail::NamedLinear;
 
-/// Attached to a Linear. Styles of parallelism, which set a product of their own, look for it.
+/// Attached to a Linear. Styles of parallelism with a product of their own read it.
 struct Fp8Mark {};
 
 void check_convertible(const NamedLinear& found) {
@@ -214,12 +214,12 @@ void add_branch(Linear& linear, const LoraOptions& options) {
   linear.attach(branch);
 }
 
-/// The whole of a small parameter, on the device of `like`.
+/// A small parameter, whole, on the device of `like`.
 at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
   }
-  // With CPU offload the shards are not where the mesh communicates.
+  // With CPU offload the shards are not on the mesh's device.
   const ShardingSpec& spec = sharding_spec(parameter);
   const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
   return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
@@ -294,7 +294,7 @@ void merge_lora(ModuleBase& module) {
   const std::vector<LoraLinear> linears = lora_linears(module);
   TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
                 " has no adapters; call apply_lora first");
-  // All before the first is changed: the product is added once.
+  // All checks come before the first change: the product must be added once.
   for (const LoraLinear& each : linears) {
     for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
                                 each.branch->b->weight.slot()}) {

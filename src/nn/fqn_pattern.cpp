@@ -18,7 +18,7 @@ using Texts = std::vector<std::string_view>;
 Texts split_at_dots(std::string_view text) {
   Texts segments;
   while (!text.empty()) {
-    // npos becomes the end, so that the last segment needs no case.
+    // npos becomes the end: the last segment is no special case.
     const std::size_t dot = std::min(text.find('.'), text.size());
     segments.push_back(text.substr(0, dot));
     if (dot + 1 == text.size()) {
@@ -39,7 +39,7 @@ std::size_t length_of_set(std::string_view pattern) {
   return end == std::string_view::npos ? 1 : end + 1;
 }
 
-/// What stands for one character each, and stars: "[qk]_*" -> "[qk]", "_", "*".
+/// The tokens of a segment: one for each character, and stars: "[qk]_*" -> "[qk]", "_", "*".
 Texts split_into_tokens(std::string_view segment) {
   Texts tokens;
   while (!segment.empty()) {
@@ -73,11 +73,11 @@ bool matches_character(std::string_view token, char character) {
   return token == "?" || token.front() == character;
 }
 
-/// Where the items of each part of `pattern` begin, and last where they end; nullopt if it does not
-/// match `items`: its part `star` any number of them, each other part one, as `matches_one` says.
-/// Greedy: after a mismatch the last star takes one item more. Returning to an earlier star could
-/// not help, since what stands between two stars was found at its first place; so no pair of a part
-/// and an item is compared twice.
+/// The first item of each part of `pattern`, and the end of the items; nullopt if it does not match
+/// `items`. The part `star` matches any number of items, each other part one item, by
+/// `matches_one`. Greedy: after a mismatch the last star takes one more item. Earlier stars need no
+/// change, because the parts between two stars were matched at the first possible place. So no pair
+/// of a part and an item is compared twice.
 template <class Items, class MatchesOne>
 std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, const Items& items,
                                                          std::string_view star,
@@ -102,7 +102,7 @@ std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, c
       return std::nullopt;
     }
   }
-  // All items are matched; what is left of the pattern must match nothing.
+  // All items are matched: the rest of the pattern must match nothing.
   for (std::size_t i = part; i < pattern.size(); ++i) {
     if (pattern[i] != star) {
       return std::nullopt;
@@ -125,7 +125,7 @@ bool is_wildcard(std::string_view token) {
   return token == "*" || token == "?" || token.size() > 1;
 }
 
-/// Those of a pattern, in order.
+/// The wildcards of a pattern, in order.
 Texts wildcards_of(std::string_view pattern) {
   Texts wildcards;
   for (const std::string_view segment : split_at_dots(pattern)) {
@@ -150,7 +150,7 @@ std::string joined(const Texts& names, std::size_t begin, std::size_t end) {
   return text;
 }
 
-/// What the wildcards stand for in a segment, which matches.
+/// The matches of the wildcards in a segment that matches.
 void add_captures(std::string_view pattern, std::string_view name,
                   std::vector<std::string>& captures) {
   const Texts tokens = split_into_tokens(pattern);
@@ -162,7 +162,7 @@ void add_captures(std::string_view pattern, std::string_view name,
   }
 }
 
-/// What the wildcards stand for in a name; nullopt if it does not match.
+/// The matches of the wildcards in a name; nullopt if it does not match.
 std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
                                                     std::string_view fqn) {
   const Texts segments = split_at_dots(pattern);

@@ -30,9 +30,9 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/kernels/fake_mode.h"
@@ -45,7 +45,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Keys are the callers', who may use one twice.
+/// A number for each call, because a caller may use a key twice.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};
@@ -79,7 +79,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// The rows of the batch are the forward's to know; the operator sees the layout of x alone.
+/// The running forward knows the rows of the batch. The operator sees only the layout of x.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
@@ -197,7 +197,7 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
   const at::Tensor one = at::empty({1, 1, 1, width}, options).requires_grad_();
   const at::Tensor q = one.expand({1, heads, tokens, width});
   const at::Tensor kv = one.expand({1, kv_heads, tokens, width});
-  // Kernels want the elements of a row of the mask one after another.
+  // Kernels need contiguous rows of the mask.
   const at::Tensor mask =
       masked ? at::empty({tokens}, options.dtype(c10::kBool)).expand({tokens, tokens})
              : at::Tensor();
@@ -216,7 +216,7 @@ at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device dev
 
 namespace {
 
-/// Page-locked for a GPU, so that nobody waits for the copy.
+/// Page-locked for a GPU, so that the copy is asynchronous.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -244,7 +244,7 @@ Documents::Documents(const at::Tensor& positions, c10::Device device) {
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // A call in inference mode may make it for training, too.
+  // Made in inference mode, it may be used in training later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }
@@ -296,7 +296,7 @@ at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
 
 // On a GPU.
 
-/// The flash kernel takes a multiple of 8 features; more that are zero change no score.
+/// The flash kernel needs a multiple of 8 features. Further features of zero change no score.
 at::Tensor padded(const at::Tensor& heads) {
   const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
   return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
@@ -321,7 +321,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return documents != nullptr ? unpacked(own, q) : own.transpose(1, kSequenceDim);
 }
 
-/// It takes no fewer key and value heads.
+/// The kernel needs as many key and value heads as heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
   constexpr std::int64_t kCausal = 1;  // sdp::CustomMaskType::CausalFromTopLeft
@@ -344,12 +344,12 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
 /// Queries [first, first + count).
 struct Block {
   std::int64_t first, count;
-  /// Whether a window hides nothing from them that causality does not.
+  /// Whether the window covers all keys that causality allows.
   bool is_causal(std::int64_t window) const { return first == 0 && count <= window; }
 };
 
-/// The first is causal alone, unless the window is small. Further ones of up to 512 queries have
-/// the keys of `window` - 1 positions before them, which nobody sees all of.
+/// The first block is only causal, unless the window is small. Further blocks of up to 512 queries
+/// have the keys of `window` - 1 positions before them, and a mask.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
@@ -393,7 +393,7 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                      : attention(q, k, v, /*causal=*/true);
 }
 
-/// Split at once, so that the gradients are joined at once.
+/// One split, so that backward joins the gradients in one operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
   const auto split = [lengths = documents.lengths()](const at::Tensor& heads) {
@@ -435,7 +435,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// The options of the same call, without what lets each query see all keys up to itself.
+/// The options of the same call, without a window or documents that change nothing.
 CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
@@ -496,7 +496,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A custom class, so that autograd's context keeps it.
+/// A custom class, so that autograd's context can save it.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -505,13 +505,13 @@ struct Sequence : torch::CustomClassHolder {
 };
 using SequencePtr = c10::intrusive_ptr<Sequence>;
 
-/// A complex number is two to a collective.
+/// A collective takes a complex number as two real ones.
 at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// The collective of `start(group)`, to its end, where there is something to exchange. A meta
-/// tensor has shapes alone: its collective is called only to be counted.
+/// Runs the collective of `start(group)` and waits for it, if there is something to exchange. The
+/// collective of a meta tensor is only counted.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -548,7 +548,7 @@ at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence
   return own;
 }
 
-/// (ranks, ...), each with its head and its tail along `dim` -> the whole without the first
+/// (ranks, ...), each with its head and tail chunk along `dim` -> the whole, without the first
 /// dimension.
 at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
@@ -561,7 +561,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies the chunks of `whole` to where their ranks have them.
+/// The inverse of in_order(): copies the chunks of `whole` to their ranks' places.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -590,7 +590,7 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
         "attention over a sequence that is split is differentiable once; a gradient of its "
         "gradient was asked for (create_graph): write it with at:: operators there");
     const auto saved = context->saved_data.at("sequence").toCapsule();
-    const auto& sequence = static_cast<const Sequence&>(*saved);  // kept alive by the context
+    const auto& sequence = static_cast<const Sequence&>(*saved);  // owned by the context
     const auto count = std::ssize(grads);
     std::vector<std::int64_t> sizes{sequence.mesh.size(), count};
     sizes.insert(sizes.end(), grads[0].sizes().begin(), grads[0].sizes().end());
@@ -708,7 +708,8 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto own = chunks(whole[0].size(kTokensDim));
   std::vector<std::int64_t> firsts{own[0].first};
-  if (own[0].first + own[0].length < own[1].first) {  // the last rank's two are one
+  if (own[0].first + own[0].length <
+      own[1].first) {  // the two chunks of the last rank are adjacent
     firsts.push_back(own[1].first);
   }
   return tessera::detail::chunked_attention(

@@ -1,6 +1,6 @@
-// to_empty and init_weights. Weights are made after sharding, each rank filling its own part:
-// values depend on the seed, the parameter's FQN and the global index, so that they are equal on
-// every mesh. Slots know whether they were filled; using storage that was not is an error.
+// to_empty and init_weights. Weights are initialised after sharding: each rank fills its own part.
+// Values depend on the seed, the parameter's FQN and the global index, so that they are equal on
+// every mesh. Slots record whether they were filled; a call with unfilled storage is an error.
 
 #include "tessera/nn/initialization.h"
 
@@ -20,7 +20,7 @@
 
 namespace tessera::nn {
 
-/// State of one init_weights: which slots there are, under which name, and which are filled.
+/// The state of one init_weights: all slots with their names, and the filled ones.
 struct InitRun {
   InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
     for (const auto& [name, slot] : root.named_slots()) {
@@ -42,7 +42,7 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // A tied parameter has one name, the first, and so one set of values.
+  // A tied parameter has one name here, the first, and so one set of values.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };
@@ -76,7 +76,7 @@ at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
 }
 
 void materialise(ParameterSlot& slot, c10::Device device) {
-  // A model may be partly filled: what has storage keeps its values.
+  // A model may be partly filled: a slot with storage keeps its values.
   if (!slot.persistent().is_meta()) {
     return;
   }
@@ -102,7 +102,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
                 "' asked to fill a parameter that is not below the module being initialised");
-  // Filled before, by a module above; or only buffers are asked for (after a load).
+  // A module above has filled it, or only buffers are to be filled (after a load).
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
   }
@@ -123,7 +123,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
   const NamedSlots slots = module.named_slots();
   std::vector<bool> used(table.size());
   for (const auto& [name, slot] : slots) {
-    // A table of weights ("**.weight") is not meant for adapters, which begin with no effect.
+    // A table of weights ("**.weight") does not apply to adapters, which start without effect.
     if (slot->of_adapter()) {
       continue;
     }
@@ -132,8 +132,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // Also where an earlier row has filled it: a general row may be shadowed, but must fit
-      // something.
+      // Also if an earlier row has filled it: a general row may be shadowed, but must match a
+      // parameter.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);

@@ -50,7 +50,7 @@ at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
 }
 
-/// The reduction over `mesh_dims` alone, by sums.
+/// The reduction by sums over `mesh_dims` only.
 bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   std::ranges::sort(mesh_dims);
   return std::ranges::equal(layout.partial(), mesh_dims, [](const PartialDim& partial, int dim) {
@@ -69,7 +69,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether the local part of `sum` takes the product of those of a and b, and no other part.
+/// Whether the local part of `sum` is the sum of products of the local parts of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -82,7 +82,8 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether a product is computed in the type of `sum`. On CUDA one of 16-bit matrices may be fp32.
+/// Whether a product is computed in the type of `sum`. On CUDA a product of 16-bit matrices may be
+/// fp32.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -113,8 +114,8 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// Before its product. `of_input`: computes the gradient of x, from that of the result; nullptr:
-  /// this node does.
+  /// Made before its product. `of_input`: the node that computes the gradient of x; nullptr: this
+  /// node.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);
@@ -135,8 +136,8 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // Before x_ is computed again only where that spares a pass over what x is made of: else that
-    // memory is freed before more is needed.
+    // First the gradient of x, if x_ can then be recomputed together with the gradients of its
+    // inputs. Otherwise memory is freed before more is needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -147,8 +148,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // The engine sums it to the bias's sizes; of one row without a copy, which a gradient that is
-      // read later must not be.
+      // The engine sums the gradient to the bias's sizes. For one row it would not copy it,
+      // although the gradient is read later.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -175,11 +176,11 @@ struct LinearNode final : tessera::detail::Node {
   }
 
   std::optional<KeptTensor> x_;          ///< for the gradient of the weight
-  std::optional<SavedVariable> weight_;  ///< for that of x, where this node computes it
+  std::optional<SavedVariable> weight_;  ///< for the gradient of x, if this node computes it
 };
 
-/// What the node's formulas are for; libtorch has them for the rest: vectors, autocast, a plain
-/// tensor beside a distributed one.
+/// Whether the node's formulas apply. libtorch's own node computes other cases: vectors, autocast,
+/// a plain tensor with a distributed one.
 bool takes_node(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!tessera::detail::is_recorded(x, weight, bias) || x.dim() < 2 || weight.dim() != 2 ||
       x.layout() != c10::kStrided || weight.layout() != c10::kStrided ||
@@ -195,7 +196,7 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
 }
 
-/// A product that takes a node. `of_input`: as of LinearNode.
+/// A product with a LinearNode. `of_input`: as there.
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
   // Before the product: a recomputation ends with the last saved tensor.
@@ -209,7 +210,7 @@ at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const
   if (of_input != nullptr) {
     node->set_next_edge(0, of_input->edge_of(y));
   }
-  // A view that was made without gradients may not be written to with them.
+  // A view that was made without gradients must not be written to with gradients.
   if (y.is_view()) {
     y = tessera::detail::alias_tensor(y);
   }
@@ -230,7 +231,7 @@ class PlainProducts final : public LinearProducts {
   }
 
  private:
-  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< of the last one
+  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< of the last x
 };
 
 }  // namespace
@@ -258,7 +259,8 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Releases the weights that a backward has used. The others wait for the backward of their result.
+/// Releases the weights that a backward has used. Others are needed by the backward of their
+/// result.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -305,7 +307,7 @@ namespace {
 
 using Linears = std::vector<std::reference_wrapper<Linear>>;
 
-/// What makes the products of all; nullptr: there is nothing that does.
+/// The function that computes all products together; nullptr: not possible.
 detail::MakeLinearProducts products_of_all(const Linears& linears) {
   const detail::MakeLinearProducts first =
       linears.empty() ? nullptr : linears.front().get().products_together();
@@ -365,7 +367,7 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// rowwise_parallel defers the bias: it adds it after the sum over ranks.
+/// With rowwise_parallel a hook adds the bias, after the sum over ranks.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
@@ -426,7 +428,7 @@ LayerNorm::LayerNorm(std::int64_t size, LayerNormOptions options) : size_(size),
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) {
   check_called();
-  // An undefined bias is at::layer_norm's own way to have none.
+  // at::layer_norm takes an undefined bias for no bias.
   return at::layer_norm(x, {size_}, *weight, *bias, eps_);
 }
 
@@ -456,13 +458,13 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "it to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // A new stream for each call. In a recomputation the count is the forward's, and so the mask.
+  // A new stream for each call. A recomputation has the count of its forward, and so the same mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
 void Dropout::reset_parameters(const InitContext& init) {
   key_ = init.key();
-  // With the key, so that a model that is initialised again draws the same masks again.
+  // Together with the key, so that a model that is initialised again draws the same masks.
   calls_ = 0;
 }
 
@@ -502,8 +504,7 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // A local tensor of a group cut by ranks, or of unequal parts, does not show whose columns it
-  // has.
+  // The columns of a local tensor are not known if ranks cut a group, or if parts are unequal.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

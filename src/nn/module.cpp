@@ -90,7 +90,7 @@ struct Unfilled {
       }
     }
   }
-  /// Three names show which part of the model was forgotten.
+  /// At most three names.
   std::string first_names() const {
     std::string first;
     for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
@@ -150,7 +150,7 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// Whether the module that has `buffer` is `module`, or around it.
+/// Whether the module of `buffer` is `module` or a parent of it.
 bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
@@ -195,16 +195,16 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
 
 namespace {
 
-/// The innermost.
+/// The innermost running call.
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
-/// An error whose message has the module already.
+/// An error whose message names the module.
 class ErrorInModule final : public Error {
  public:
   using Error::Error;
 };
 
-/// As the one above. A program that catches std::bad_alloc catches it.
+/// The same for a program that catches std::bad_alloc.
 class BadAllocInModule final : public std::bad_alloc {
  public:
   explicit BadAllocInModule(const std::string& message) : text_(message) {}
@@ -220,7 +220,7 @@ at::Tensor uninitialised(at::IntArrayRef sizes) {
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
 
-/// Integers can have none.
+/// Integers have no gradient.
 bool may_have_gradient(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
@@ -233,8 +233,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// A conversion swaps the tensor in the slot. Either FSDP's gathered tensor would stay unconverted,
-/// or the shards would.
+/// A conversion swaps the tensor in the slot: either the unsharded tensor of FSDP or the shard
+/// would stay unconverted.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -247,7 +247,7 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// A tied slot lives on in its other owners, which must not write to this one.
+/// A tied slot has other owners, which must not write to this module any more.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
     slot->remove_owner(this, name);
@@ -295,7 +295,7 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// A module that was named by a part of the tree alone has the same name as others.
+/// A walk over a part of the tree gives shorter names, which may be equal.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
@@ -310,7 +310,7 @@ bool ModuleBase::is_in_a_tree() const {
   return fqn_.has_value();
 }
 
-/// Frozen modules may be outside of any tree, as a teacher is.
+/// A frozen module, such as a teacher, may be outside of any tree.
 void ModuleBase::check_in_a_tree() const {
   if (is_in_a_tree()) {
     return;
@@ -339,7 +339,8 @@ void ModuleBase::check_members(const std::string& fqn) const {
   }
 }
 
-/// libtorch's register_parameter cannot be overridden: what it made is found by the count.
+/// libtorch's register_parameter cannot be overridden. The number of parameters shows that it was
+/// called.
 void ModuleBase::check_slots(const std::string& fqn) const {
   check_members(fqn);
   if (parameters_.size() == slots_.size()) {
@@ -378,12 +379,12 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // Sizes alone: the type and placement are those of the slot that both share from here on.
+  // Only sizes must be equal: both modules share the type and placement of `slot` from here on.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // The nn::Parameter members of the derived class share this handle, so that they follow.
+  // The nn::Parameter members of the derived class share this handle.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
@@ -421,7 +422,7 @@ void ModuleBase::to(torch::Device device, bool non_blocking) {
 void ModuleBase::convert_buffers(std::optional<torch::Device> device,
                                  std::optional<torch::Dtype> dtype, bool non_blocking) {
   for (const auto& [name, slot] : buffer_slots_) {
-    // Integer buffers (positions, say) keep their type, as libtorch's do.
+    // Integer buffers, such as positions, keep their type, as in libtorch.
     const at::Tensor& buffer = slot->get();
     slot->swap(buffer.to(
         device.value_or(buffer.device()),
@@ -452,7 +453,7 @@ Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                            bool persistent) {
-  // Not registered with libtorch, which would save it, and hold a tensor that swaps pass by.
+  // Not registered with libtorch, which would save it and not see swaps.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
   slot->set_saved(persistent);
   buffer_slots_.emplace_back(name, slot);
@@ -542,19 +543,19 @@ void ModuleBase::rethrow_named() const {
   try {
     throw;
   } catch (c10::Error& error) {
-    // With a second one the message would be of several lines.
+    // A second context would make a message of several lines.
     if (error.context().empty()) {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
   } catch (const std::bad_alloc& error) {
-    // Those that derive from it have their module, or say more than that there is no memory.
+    // Derived classes name their module, or have a message of their own.
     if (typeid(error) != typeid(std::bad_alloc)) {
       throw;
     }
     throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
-    // Those that derive from it have their module, or are of none: a rank that has died, say.
+    // Derived classes name their module, or belong to no module, such as a rank that died.
     if (typeid(error) != typeid(Error)) {
       throw;
     }
@@ -562,8 +563,8 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
-// Only the outermost, since it checks all modules below it. An unchanged number means that no slot
-// has become unfilled since: in a step this costs one comparison.
+// Only the outermost call checks, for all modules below it. An unchanged epoch means that no slot
+// has become unfilled: in a step this costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
   module.check_slots("");  // a parameter may come at any time

@@ -15,6 +15,7 @@
 
 #include "module_checks.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
@@ -38,13 +39,13 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// Global: modules of several ranks, which may be threads, only check whether it has changed.
+// Global for all ranks, which may be threads: modules only check whether it has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The wrapper and its local tensor may count apart. Both only grow, so that their sum changes with
-// either.
+// The wrapper and its local tensor have separate version counters. Both only grow, so that their
+// sum changes with each.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -118,7 +119,7 @@ void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& na
 }
 
 const at::Tensor& Parameter::get() const {
-  // An empty handle behaves as an undefined tensor, as an absent bias does.
+  // An empty handle, such as an absent bias, is an undefined tensor.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -226,7 +227,7 @@ namespace {
 
 using NamedOrigins = std::vector<std::pair<std::string, std::int64_t>>;
 
-/// For messages: which part of the model this rank gave.
+/// For messages: the part of the model that this rank passed.
 std::string range_of(const NamedOrigins& origins) {
   return origins.empty() ? ""
                          : tessera::detail::concat(" (on this rank from ", origins.front().first,
@@ -393,7 +394,7 @@ class RetiredGradient final : public PlaceholderGradient {
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by) {
-  // No optimizer holds it.
+  // No optimizer has it.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
@@ -407,19 +408,30 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a module that was distributed.
-// It marks a first call, to find a second; the mesh is for the message.
+/// Attached to a module that was distributed, to refuse a second call. The mesh is for the message.
 struct Distributed {
   DeviceMesh mesh;
 };
 
-/// For what the partition function left: operators do not mix plain and distributed tensors.
+/// Replicates parameters that the partition function left plain: operators do not mix plain and
+/// distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
     if (!tessera::is_distributed(slot->get())) {
       distribute_parameter(*slot, mesh, whole);
     }
+  }
+}
+
+/// With TESSERA_DEBUG=1: a parameter that is not filled has other bytes on each rank, and so counts
+/// as undefined.
+void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
+  if (tessera::detail::debug_checks()) {
+    tessera::detail::check_replicas(
+        tessera::detail::peers_of(mesh),
+        {{"the parameter", slot.initialized() ? slot.get().detach() : at::Tensor()}},
+        tessera::detail::Equality::kBitwise, by, "give it the same values on every rank");
   }
 }
 
@@ -430,8 +442,12 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   TESSERA_CHECK(!slot.has_persistent(), by,
                 ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
+  compare_values(slot, mesh, by);
   const at::Tensor whole = slot.get().detach();
-  const DistributedTensor split = distribute_tensor(whole, mesh, placements);
+  const auto replicated = Layout::replicated(mesh.shape().sizes(), static_cast<int>(whole.dim()));
+  const DistributedTensor split =
+      DistributedTensor(make_distributed(whole, {mesh, replicated}, whole.sizes().vec()))
+          .redistribute(placements);
   // A slice would keep the memory of the whole parameter alive.
   at::Tensor local = local_tensor(split);
   if (local.numel() < whole.numel()) {
@@ -439,7 +455,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // A new leaf. Another holder of the old one (a stock optimizer) must not train it unnoticed.
+    // A new leaf. A stock optimizer that has the old one must not train it unnoticed.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }

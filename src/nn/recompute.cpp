@@ -28,7 +28,7 @@ namespace tessera::nn::detail {
 
 namespace {
 
-/// Generators are shared by threads, and libtorch leaves the locking to its callers.
+/// Threads share generators, and libtorch's callers must lock them.
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
@@ -41,7 +41,7 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // The CPU's always: a function may draw there whatever its inputs are on.
+  // Always the CPU's: a function may draw there with inputs on any device.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
@@ -151,7 +151,7 @@ Results unrecorded_all(const Results& results) {
   return copies;
 }
 
-/// One for each tensor: numbers have no version.
+/// A version for each tensor: numbers have none.
 std::vector<std::uint32_t> versions_of(const Results& results) {
   std::vector<std::uint32_t> versions;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) {
@@ -228,7 +228,7 @@ RecordOperators::RecordOperators(OperatorLog& log, const CheckpointOptions& opti
 }
 
 Results RecordOperators::call(const Operator& op, const std::function<Results()>& run) {
-  // The operator runs in any case; the policy only says whether its results stay.
+  // The operator runs in any case. The policy only says whether its results are saved.
   Results results = call_next(outer_, op, run);
   const std::size_t index = calls_[op.name]++;
   if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
@@ -241,7 +241,7 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
       ++options_.counts->kept_operators;
     }
   } else if (op.name == "aten::_unsafe_view") {
-    // The end of a matmul, which does not tell libtorch that it shares memory.
+    // The last view of a matmul, which libtorch does not know as a view.
     log_.watch_aliases(results);
   }
   return results;
@@ -313,8 +313,7 @@ void Frame::finish() {
   finished_ = true;
   thread_state_.settle();
   if (options_.early_stop) {
-    // Early stop ends the recomputation at the last saved tensor: later results would never be
-    // asked for.
+    // Early stop ends the recomputation at the last saved tensor: later results would not be used.
     operators_.forget_after(packed());
   }
 }
@@ -322,8 +321,8 @@ void Frame::finish() {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Outside of a backward (code that inspects the graph) nothing says how long to keep the other
-  // tensors, so they are not kept.
+  // Code that inspects the graph outside of a backward gets this tensor only: the others would have
+  // no known end of life.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
@@ -333,7 +332,7 @@ at::Tensor Frame::unpack(std::size_t index) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // A tensor is given away once, to free memory early; a node that asks twice has it recomputed.
+  // A tensor is moved out once, to free memory early. A node that unpacks it twice recomputes it.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -373,7 +372,7 @@ RecomputedTensors Frame::recompute() {
   try {
     rerun_(inputs);
     replay.finish();
-    // All that is needed has been made; the rest of the function is not run.
+    // All needed tensors exist. The rest of the function is not run.
   } catch (const StopRecomputation&) {
     if (counts != nullptr) {
       ++counts->early_stops;
@@ -417,7 +416,7 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-/// A stand-in among the outputs knows where their gradients are.
+/// A stand-in gradient among the outputs executes the call.
 variable_list execute(const BackwardCall& call, const RunBackward& run) {
   for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
@@ -482,8 +481,8 @@ namespace tessera::nn::detail {
 
 namespace {
 
-/// The hooks of the recomputed graph. They keep the tensor: backward never walks this graph, which
-/// is freed at once.
+/// The hooks of the recomputed graph. They save the tensor itself: backward never walks this graph,
+/// which is freed at once.
 class Kept final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Kept(Replay& replay) : replay_(replay) {}
@@ -509,7 +508,7 @@ Replay::Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
 
 void Replay::pack(const at::Tensor& tensor) {
   const std::size_t index = packed_++;
-  // More than the forward saved. While that still runs (a backward within it) more is expected.
+  // More tensors than the forward saved. A forward that still runs (a backward within it) has more.
   if (index >= tensors_.size()) {
     TESSERA_CHECK(!frame_.finished_ || !frame_.options().check_determinism,
                   "checkpoint: the recomputation saves more tensors for backward than the forward, "

@@ -37,7 +37,7 @@ namespace tessera::nn::detail {
 /// the CPU and other devices.
 class RandomSnapshot {
  public:
-  /// Those of the CPU and of the devices of `tensors`.
+  /// The states of the CPU's generators and of those of the devices of `tensors`.
   explicit RandomSnapshot(std::span<at::Tensor* const> tensors);
 
   /// The current states of the same generators.
@@ -67,7 +67,7 @@ class ThreadState {
   /// To be called after forward: forgets the generators that it did not use.
   void settle();
 
-  /// While it lives, this thread has that state again, and gradients are recorded.
+  /// Within the scope, this thread has that state again, and gradients are recorded.
   class Restored {
    public:
     explicit Restored(const ThreadState& then);
@@ -76,7 +76,7 @@ class ThreadState {
     Restored& operator=(const Restored&) = delete;
 
    private:
-    // What the thread had before, in the order in which it is changed; destroyed in reverse.
+    // The previous state of the thread, in the order of changes; destroyed in reverse.
     c10::AutoGradMode grad_mode_;
     tessera::detail::RestoreKeys keys_;  // with them, whether autocast is on
     StrictScope strict_;
@@ -100,16 +100,15 @@ class OperatorLog {
  public:
   using Results = OperatorMode::Results;
 
-  /// `packed`: how many tensors autograd had kept by then.
+  /// `packed`: how many tensors autograd had saved until then.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after);
-  /// Has the tensors in `results` count writes together with the kept results whose memory they
-  /// share.
+  /// Tensors in `results` share the version counter of saved results with the same memory.
   void watch_aliases(const Results& results);
-  /// Forgets what came after the last tensor that autograd kept: recomputation stops before it.
+  /// Drops results after the last tensor that autograd saved: recomputation stops before them.
   void forget_after(std::size_t packed);
-  /// The results of a call, or nullopt if they are not kept (any more). `last`: they will not be
-  /// asked for again. Leaves the generators as the operator did. Throws Error if a result was
+  /// The results of a call, or nullopt if they are not saved (any more). `last`: this is their last
+  /// use. Sets the generators to their state after the operator. Throws Error if a result was
   /// modified in place since.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last);
 
@@ -124,7 +123,7 @@ class OperatorLog {
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// In forward: keeps the results that the policy names. An existing mode is called too.
+/// In forward: saves the results that the policy names. Also calls an existing mode.
 class RecordOperators final : public OperatorMode {
  public:
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
@@ -154,7 +153,7 @@ class ReplayOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// A tensor that a region's forward saved for backward: what must match in the recomputation.
+/// Properties of a tensor that a region's forward saved: the recomputation must have the same.
 class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor);
@@ -191,14 +190,14 @@ using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 /// own it, so that it lives as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  /// To be made before the region begins, so that an outer region packs the inputs.
+  /// Make it before the region begins, so that an outer region packs the inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun);
 
   const CheckpointOptions& options() const { return options_; }
 
   // In forward.
 
-  /// Records what a tensor is like that autograd does not keep; returns its number.
+  /// Records the properties of a tensor that autograd does not save; returns its number.
   std::size_t pack(const at::Tensor& tensor);
   std::size_t packed() const { return saved_.size(); }
   void record_count(std::uint64_t count) { counts_.push_back(count); }
@@ -227,8 +226,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // As autograd keeps inputs, and not as tensors: a region around this one replaces them in turn,
-  // and versions are checked.
+  // As saved variables: an outer region replaces them in turn, and autograd checks their versions.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   // A deque, since an atomic cannot be moved and Saved must stay where it is.
@@ -243,7 +241,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 };
 
 /// The call of a checkpointed function that this thread is in: its forward, or its recomputation.
-/// Regions nest; the innermost one decides what autograd keeps for backward.
+/// Regions nest; the innermost one decides what autograd saves for backward.
 class CheckpointedRegion {
  public:
   CheckpointedRegion();
@@ -251,7 +249,7 @@ class CheckpointedRegion {
   CheckpointedRegion(const CheckpointedRegion&) = delete;
   CheckpointedRegion& operator=(const CheckpointedRegion&) = delete;
 
-  /// The hooks of the next tensor that autograd wants to keep.
+  /// The hooks of the next tensor that autograd saves.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
   /// Whether this is a recomputation. If so, replay_count() gives the counts that the forward
   /// recorded, one after another; see replayed_count().
@@ -267,23 +265,23 @@ class CheckpointedRegion {
   CheckpointedRegion* outer_;
 };
 
-/// Makes autograd ask the innermost region of a thread how to keep tensors for backward; once for
-/// the process. Throws Error if another autograd engine than libtorch's own is installed (Python
-/// brings one): replacing it would break its users.
+/// Installs the saved-tensor hooks of regions in autograd's engine; once for the process. Throws
+/// Error if another autograd engine than libtorch's own is installed (Python brings one): replacing
+/// it would break its users.
 void install_engine();
 
-/// Thrown out of a recomputation that has made all that is needed. Not a std::exception, so that
-/// the function's own handlers let it pass.
+/// Thrown out of a recomputation that has all needed tensors. Not a std::exception, so that
+/// handlers of the function do not catch it.
 struct StopRecomputation {};
 
-/// The recomputation of a frame, while it lives: takes the tensors that autograd would keep.
+/// The recomputation of a frame, as a scope: takes the tensors that autograd would save.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame);
 
   /// Takes the next tensor; throws StopRecomputation after the last.
   void pack(const at::Tensor& tensor);
-  /// The function has returned. Throws Error if it has saved too little.
+  /// Call it when the function has returned. Throws Error if it saved too few tensors.
   void finish();
   RecomputedTensors take() { return std::move(tensors_); }
 
@@ -295,8 +293,7 @@ class Replay final : public CheckpointedRegion {
  private:
   Frame& frame_;
   RecomputedTensors tensors_;
-  // How many tensors autograd has wanted to keep, and how many counts were asked for: positions in
-  // what the forward recorded.
+  // Positions in the forward's records: saved tensors so far, and counts so far.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
   std::optional<ReplayOperators> operators_;

@@ -1,16 +1,27 @@
 // The machine and its used memory, for metrics and MFU. "" or 0 if unknown: a run must not fail for
 // its metrics.
-#include "tessera/observe/device.h"
-
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <fstream>
 
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/world.h"
 #include "tessera/internals/detail/devices.h"
-#include "tessera/observe/tensor_memory.h"
+#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 
 namespace tessera::observe {
 namespace {
@@ -98,6 +109,91 @@ std::int64_t peak_resident_bytes() {
 
 std::int64_t physical_memory_bytes() {
   return sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+}
+
+namespace {
+
+/// Much longer than a scheduler's time slice: ranks may be more than cores.
+constexpr double kWindowSeconds = 0.06;
+/// A product that takes less is not worth all cores of a large machine.
+constexpr double kProductSeconds = 5e-3;
+
+/// Products of two square matrices.
+class SquareProducts {
+ public:
+  SquareProducts(std::int64_t size, c10::Device device, c10::ScalarType type)
+      : size_(size), device_(device) {
+    // No zeros, for which a GPU needs less power and clocks higher.
+    a_ = at::arange(size * size, at::device(device).dtype(at::kFloat)).sin_().view({size, size});
+    a_ = a_.to(type);
+    result_ = at::empty_like(a_);
+  }
+
+  double flops() const { return 2 * std::pow(static_cast<double>(size_), 3); }
+
+  double seconds_of(std::int64_t count) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
+    for (std::int64_t i = 0; i < count; ++i) {
+      at::mm_out(result_, a_, a_);
+    }
+    if (!device_.is_cpu()) {
+      detail::synchronize(device_);
+    }
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+ private:
+  std::int64_t size_;
+  c10::Device device_;
+  at::Tensor a_, result_;
+};
+
+/// As large as the device needs, and no larger.
+SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
+  const std::int64_t most = device.is_cpu() ? 4096 : 8192;
+  for (std::int64_t size = 256;; size *= 2) {
+    SquareProducts products(size, device, type);
+    products.seconds_of(1);  // starts threads and chooses a kernel
+    if (size == most || products.seconds_of(1) >= kProductSeconds) {
+      return products;
+    }
+  }
+}
+
+/// This rank's rate, in windows that begin on all ranks together.
+double median_rate(comm::Communicator& hosts, c10::Device device, c10::ScalarType type) {
+  SquareProducts products = fitting_products(device, type);
+  const double wanted = kWindowSeconds / products.seconds_of(1);
+  const auto count = static_cast<std::int64_t>(std::clamp(wanted, 1.0, 1000.0));
+  comm::gather_on_hosts(hosts, {0});
+  std::array<double, 5> rates{};
+  for (double& rate : rates) {
+    rate = static_cast<double>(count) * products.flops() / products.seconds_of(count);
+  }
+  std::ranges::nth_element(rates, rates.begin() + rates.size() / 2);
+  return rates[rates.size() / 2];
+}
+
+}  // namespace
+
+double measure_peak_flops(comm::World& world, c10::ScalarType type) {
+  const c10::NoGradGuard no_grad;
+  const std::string& name = world.options().device;
+  const c10::Device device(c10::Device(name).type(),
+                           static_cast<c10::DeviceIndex>(world.device_index()));
+  const auto hosts = world.host_group(comm::ranks_of_world(world.size()), "peak FLOP/s");
+  const double own = median_rate(*hosts, device, type);
+  if (!device.is_cpu()) {
+    // The run's own memory is counted from here.
+    detail::empty_cache(device.type());
+    take_memory_use(name);
+  }
+  double sum = 0;
+  for (const auto& rate : comm::gather_on_hosts(*hosts, {std::llround(own)})) {
+    sum += static_cast<double>(rate.front());
+  }
+  return sum / world.size();
 }
 
 }  // namespace tessera::observe

@@ -1,8 +1,9 @@
-// AdamW: options, checks, and one call of a fused kernel for a batch, libtorch's or our own. All
-// else is in SlotOptimizer and BatchedOptimizer.
+// AdamW and SGD: options, checks, and one call of a fused kernel for a batch of shards.
+
 #include "tessera/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
@@ -86,7 +87,7 @@ bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) con
 }
 
 /// Kernels read the step from the device, so that the host does not wait for it. Steps are counted
-/// before (BatchedOptimizer::count_step): they want the step now made, from 1.
+/// before (SlotOptimizer::count_step): they want the step now made, from 1.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
   if (is_for_kernel(batch)) {
     return update_by_kernel(batch, group);
@@ -140,6 +141,50 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
     found->tensor.fill_(value);
   }
   return found->tensor;
+}
+
+namespace {
+
+/// State is made for all groups or for none, so that all batches have equally many lists.
+std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
+  const bool momentum = std::ranges::any_of(
+      groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });
+  return momentum ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
+}
+
+void check(const SgdOptions& options) {
+  TESSERA_CHECK(options.lr >= 0.0 && options.momentum >= 0.0 && options.weight_decay >= 0.0,
+                "SGD with lr ", options.lr, ", momentum ", options.momentum, ", weight decay ",
+                options.weight_decay, " was asked for; none may be negative");
+  TESSERA_CHECK(!options.nesterov || options.momentum > 0.0,
+                "SGD with Nesterov's momentum was asked for, but without momentum; give both");
+}
+
+}  // namespace
+
+Sgd::Sgd(std::vector<Group<SgdOptions>> groups)
+    : GroupedOptimizer(groups, state_names(groups), /*counts_steps=*/false) {
+  for (std::size_t i = 0; i < this->groups(); ++i) {
+    check(options(i));
+  }
+}
+
+Sgd::Sgd(std::vector<nn::SlotPtr> parameters, SgdOptions options)
+    : Sgd(std::vector<Group<SgdOptions>>{{std::move(parameters), options}}) {}
+
+Sgd::Sgd(const nn::ModuleBase& module, SgdOptions options) : Sgd(slots_of(module), options) {}
+
+void Sgd::update_batch(const Batch& batch, std::size_t group) {
+  const SgdOptions& o = options(group);
+  const bool momentum = o.momentum != 0.0;
+  // Options may be changed between steps; state names may not.
+  TESSERA_CHECK(!momentum || !batch.states.empty(),
+                "SGD was made without momentum, which a group got since; make it with it");
+  // Buffers begin as zeros, so that the first step is like the others.
+  at::_fused_sgd_(batch.parameters, batch.gradients,
+                  momentum ? at::TensorList(batch.states[0]) : at::TensorList(), o.weight_decay,
+                  o.momentum, lr(group), /*dampening=*/0.0, o.nesterov, /*maximize=*/false,
+                  /*is_first_step=*/false);
 }
 
 }  // namespace tessera::optim

@@ -1,5 +1,5 @@
-// Local shards for optimizers and norms: their gradients, which of them adjoin in memory, and state
-// beside them.
+// Local shards for optimizers and norms: their gradients, their state, and which of them adjoin in
+// memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +9,7 @@
 
 #include "tessera/export.h"
 #include "tessera/nn/parameter.h"
+#include "tessera/optim/clip_grad.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
@@ -16,6 +17,14 @@ namespace tessera::optim {
 /// The gradient of a slot's persistent tensor; undefined if there is none. One whose layout differs
 /// from the parameter's (a pending sum) is redistributed and put back, which is collective.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
+
+/// Throws Error, on all ranks of a root mesh, if gradients that must be copies differ: see
+/// nn::detail::check_copies(). Plain parameters count as copies on the largest root mesh. Compares
+/// a list of parameters once; with TESSERA_DEBUG=1, at each call. Does nothing if all parameters
+/// are plain. With options.over only marks them as compared: other ranks may have other parameters.
+/// Collective over the root meshes of the distributed parameters.
+void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
+                           const NormOptions& options = {});
 
 /// Whether contiguous `next` begins in memory where contiguous `first` ends.
 bool adjoins(const at::Tensor& first, const at::Tensor& next);

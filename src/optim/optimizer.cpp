@@ -1,18 +1,126 @@
-// What all optimizers share, and the list of several as one.
+// What all optimizers share, the list of several as one, the moving average, and schedules.
+
 #include "tessera/optim/optimizer.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <numbers>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "local_shards.h"
+#include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/optim/optimizer_list.h"
+#include "tessera/optim/lr_schedule.h"
 
 namespace tessera::optim {
+namespace {
+
+/// Attached to the module of the first parameter of lists that were compared: their lengths.
+struct Compared {
+  std::set<std::size_t> lengths;
+};
+
+/// nullptr for a parameter that no module owns.
+std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
+  if (first.owners().empty()) {
+    return nullptr;
+  }
+  nn::ModuleBase& module = *first.owners().front().module;
+  auto lists = module.attached<Compared>();
+  if (lists == nullptr) {
+    lists = std::make_shared<Compared>();
+    module.attach(lists);
+  }
+  return lists;
+}
+
+struct Roots {
+  std::vector<DeviceMesh> meshes;  ///< in the order of the parameters
+  DeviceMesh largest;
+};
+
+Roots roots_of(const std::vector<nn::SlotPtr>& parameters) {
+  Roots roots;
+  for (const nn::SlotPtr& slot : parameters) {
+    if (!tessera::is_distributed(slot->persistent())) {
+      continue;
+    }
+    const DeviceMesh root = sharding_spec(slot->persistent()).mesh.root();
+    if (std::ranges::find(roots.meshes, root) == roots.meshes.end()) {
+      roots.meshes.push_back(root);
+    }
+    if (!roots.largest || root.size() > roots.largest.size()) {
+      roots.largest = root;
+    }
+  }
+  return roots;
+}
+
+std::vector<nn::detail::CopiedTensor> gradients_of(const std::vector<nn::SlotPtr>& parameters,
+                                                   const DeviceMesh& root, bool with_plain) {
+  std::vector<nn::detail::CopiedTensor> gradients;
+  for (const nn::SlotPtr& slot : parameters) {
+    const at::Tensor& parameter = slot->persistent();
+    const bool distributed = tessera::is_distributed(parameter);
+    // A parameter without a name is unknown to the other ranks.
+    if (slot->fqn().empty() || !parameter.requires_grad() || local_tensor(parameter).is_meta() ||
+        (distributed ? sharding_spec(parameter).mesh.root() != root : !with_plain)) {
+      continue;
+    }
+    const at::Tensor gradient = slot_gradient(*slot);
+    gradients.push_back({.name = "the gradient of " + nn::describe(*slot),
+                         .slot = slot.get(),
+                         .values = gradient.defined() ? local_tensor(gradient) : gradient,
+                         .rounded = true});
+  }
+  return gradients;
+}
+
+}  // namespace
+
+void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
+                           const NormOptions& options) {
+  if (parameters.empty()) {
+    return;
+  }
+  const std::shared_ptr<Compared> lists = compared_lists(*parameters.front());
+  if (lists != nullptr && lists->lengths.contains(parameters.size()) && !detail::debug_checks()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  const Roots roots = roots_of(parameters);
+  for (const DeviceMesh& root : roots.meshes) {
+    if (!options.over && root.size() > 1 && root.contains_this_rank()) {
+      nn::detail::check_copies(
+          detail::peers_of(root), gradients_of(parameters, root, root == roots.largest),
+          {.what = what, .distinct_along = options.distinct_along, .root = root});
+    }
+  }
+  if (lists != nullptr) {
+    lists->lengths.insert(parameters.size());
+  }
+}
+
+/// The flag spares later steps the look at the list.
+void Optimizer::check_copies() {
+  if (!compared_ || detail::debug_checks()) {
+    check_gradient_copies(parameters(), "Optimizer::step");
+    compared_ = true;
+  }
+}
 
 void Optimizer::zero_grad() {
   for (const nn::SlotPtr& slot : parameters()) {
@@ -102,6 +210,206 @@ std::vector<StateTensor> OptimizerList::state() {
     }
   }
   return all;
+}
+
+Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inner)), decay_(decay) {
+  TESSERA_CHECK(inner_ != nullptr, "an Ema was given a null optimizer; construct that first");
+  TESSERA_CHECK(decay >= 0.0 && decay < 1.0, "an Ema with decay ", decay,
+                " was asked for; it must be in [0, 1)");
+}
+
+/// While swapped, a step would train the averages, and a checkpoint would save them as parameters.
+void Ema::check_not_swapped() const {
+  TESSERA_CHECK(!swapped_, "Ema: a step or the state was asked for while the parameters are the ",
+                "averages; call swap() again first");
+}
+
+/// Before anything is changed, as SlotOptimizer does for its state.
+void Ema::check_sizes(std::size_t index) const {
+  const at::Tensor& local = local_tensor(parameters()[index]->persistent());
+  const at::Tensor& average = averages_[index];
+  TESSERA_CHECK(average.sizes() == local.sizes() && average.device() == local.device(),
+                "Ema: the local shard of ", nn::describe(*parameters()[index]), " has sizes ",
+                local.sizes(), " on ", local.device(), " but had ", average.sizes(), " on ",
+                average.device(), " when its average began; apply TP and FSDP and move the module ",
+                "before the first step and before the state is asked for");
+}
+
+/// Not in the constructor: parameters are filled, split and moved after it.
+void Ema::make_averages() {
+  averages_.resize(parameters().size());
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    const at::Tensor& parameter = parameters()[i]->persistent();
+    if (averages_[i].defined()) {
+      check_sizes(i);
+    } else if (parameter.requires_grad()) {
+      const at::Tensor& local = local_tensor(parameter);
+      averages_[i] = local.detach().to(update_type(local.scalar_type()), /*non_blocking=*/false,
+                                       /*copy=*/true);
+    }
+  }
+}
+
+/// An average that was never written begins as the parameter, which a load may have filled since
+/// state() made the average.
+void Ema::begin_averages() {
+  make_averages();
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    if (averages_[i].defined() && tessera::detail::writes_of(averages_[i]) == 0) {
+      averages_[i].copy_(local_tensor(parameters()[i]->persistent()).detach());
+    }
+  }
+}
+
+template <class Factor>
+void Ema::step_inner(const Factor& gradient_factor) {
+  check_not_swapped();
+  const c10::AutoGradMode no_grad(false);
+  begin_averages();
+  inner_->step(gradient_factor);
+  average();
+}
+
+void Ema::update(double gradient_factor) {
+  step_inner(gradient_factor);
+}
+
+void Ema::update_scaled(const at::Tensor& gradient_factor) {
+  step_inner(gradient_factor);
+}
+
+void Ema::average() {
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    if (averages_[i].defined()) {
+      const at::Tensor local = local_tensor(parameters()[i]->persistent()).detach();
+      averages_[i].lerp_(local.to(averages_[i].scalar_type()), 1.0 - decay_);
+    }
+  }
+}
+
+std::vector<StateTensor> Ema::state() {
+  check_not_swapped();
+  const c10::AutoGradMode no_grad(false);
+  std::vector<StateTensor> all = inner_->state();
+  make_averages();
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    if (averages_[i].defined()) {
+      const nn::SlotPtr& slot = parameters()[i];
+      all.push_back({slot, "ema", with_layout_of(slot->persistent(), averages_[i])});
+    }
+  }
+  return all;
+}
+
+/// All are checked before the first is exchanged.
+void Ema::swap() {
+  const c10::AutoGradMode no_grad(false);
+  begin_averages();
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    TESSERA_CHECK(
+        !averages_[i].defined() ||
+            local_tensor(parameters()[i]->persistent()).scalar_type() == averages_[i].scalar_type(),
+        "Ema::swap: ", nn::describe(*parameters()[i]),
+        " is narrower than its average; keep parameters in fp32 and compute in another "
+        "type (fsdp::MixedPrecisionPolicy)");
+  }
+  swapped_ = !swapped_;
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    if (!averages_[i].defined()) {
+      continue;
+    }
+    const at::Tensor local = local_tensor(parameters()[i]->persistent()).detach();
+    const at::Tensor kept = local.clone();
+    local.copy_(averages_[i]);
+    averages_[i].copy_(kept);
+  }
+}
+
+namespace {
+
+constexpr std::array<std::pair<std::string_view, Schedule>, 4> kNames{
+    {{"constant", Schedule::kConstant},
+     {"linear", Schedule::kLinear},
+     {"cosine", Schedule::kCosine},
+     {"wsd", Schedule::kWsd}}};
+
+std::string_view name_of(Schedule schedule) {
+  return std::ranges::find(kNames, schedule, [](const auto& known) { return known.second; })->first;
+}
+
+}  // namespace
+
+Schedule parse_schedule(std::string_view name) {
+  for (const auto& [known, schedule] : kNames) {
+    if (name == known) {
+      return schedule;
+    }
+  }
+  fail("schedule '", name, "' was asked for; there are constant, linear, cosine and wsd");
+}
+
+namespace {
+
+std::int64_t asked_decay(const LrScheduleOptions& o) {
+  return std::llround(o.decay_ratio * static_cast<double>(o.steps));
+}
+
+/// A fall that began within the warm-up would begin below the full rate, with a jump.
+std::int64_t decay_steps(const LrScheduleOptions& o) {
+  return std::min(asked_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
+}
+
+}  // namespace
+
+LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
+  const auto is_share = [](double value) { return value >= 0 && value <= 1; };
+  TESSERA_CHECK(options.warmup >= 0 && options.steps >= 0, "a schedule of ", options.steps,
+                " steps with a warm-up of ", options.warmup,
+                " was asked for; neither may be negative");
+  TESSERA_CHECK(is_share(options.decay_ratio) && is_share(options.min_factor),
+                "a schedule with decay_ratio ", options.decay_ratio, " and min_factor ",
+                options.min_factor, " was asked for; both are from 0 to 1");
+  if (options.schedule == Schedule::kWsd && asked_decay(options) > decay_steps(options)) {
+    TORCH_WARN("a wsd schedule of ", options.steps, " steps was asked to fall in the last ",
+               asked_decay(options), ", but its warm-up takes the first ", options.warmup,
+               "; it falls in the last ", decay_steps(options));
+  }
+}
+
+/// Warm-up does not begin at 0: the first step (0) would do nothing.
+double LrSchedule::factor(std::int64_t step) const {
+  const LrScheduleOptions& o = options_;
+  TESSERA_CHECK(step >= 0, "the rate of step ", step, " was asked for; steps count from 0");
+  // Not in the constructor: a run of no steps has a schedule, too. Without steps every rate is 0.
+  TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
+                " of a ", name_of(o.schedule),
+                " schedule was asked for, which needs the number of the run's ",
+                "steps, but that is 0; give LrScheduleOptions::steps");
+  if (step < o.warmup) {
+    return static_cast<double>(step + 1) / static_cast<double>(o.warmup);
+  }
+  if (o.schedule == Schedule::kConstant) {
+    return 1.0;
+  }
+  // Also if the warm-up is as long as the run, where a quotient would divide by zero.
+  const double factor = step >= o.steps ? 0.0 : falling(step);
+  return o.min_factor + (1 - o.min_factor) * factor;
+}
+
+/// From 1 to 0, for a step between the warm-up and the end.
+double LrSchedule::falling(std::int64_t step) const {
+  const LrScheduleOptions& o = options_;
+  if (o.schedule == Schedule::kWsd) {
+    const std::int64_t decay = decay_steps(o);
+    const std::int64_t left = o.steps - step;
+    return left >= decay ? 1.0 : static_cast<double>(left) / static_cast<double>(decay);
+  }
+  const double progress =
+      static_cast<double>(step - o.warmup) / static_cast<double>(o.steps - o.warmup);
+  if (o.schedule == Schedule::kLinear) {
+    return 1.0 - progress;
+  }
+  return 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
 }  // namespace tessera::optim

@@ -20,9 +20,10 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
 
@@ -85,7 +86,7 @@ optim::GradScaler::State scaler_state(const Json& saved) {
           .overflows_since_change = saved.at("overflows_since_change")};
 }
 
-/// What fails there is an Error on all ranks.
+/// A failure on rank 0 is an Error on all ranks.
 void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
   const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
   comm::run_or_fail_together(*group, c10::kCPU, [&] {
@@ -110,9 +111,10 @@ Json random_to_json(const RandomState& random) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
+  options_.folder = files::absolute_path(options_.folder);  // steps are saved after a chdir(), too
   if (!options_.folder.empty()) {
     try {
-      // Before it is read: a run that is at its end may still save a step.
+      // Locked before it is read: a run that ends may still save a step.
       run_on_first_rank(*world_, [this] {
         if (std::filesystem::is_directory(options_.folder)) {
           make_folder();
@@ -129,7 +131,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   }
 }
 
-/// Not at the first save, hours later, or never.
+/// Checked at the start, and not at the first save hours later.
 void Checkpointer::check_options() const {
   TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "the newest ", options_.keep,
                 " checkpoints were to be kept; keep 2 or more, so that one is there if the newest "
@@ -149,7 +151,7 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // The run would write them again, and until then they would pass for the newest.
+    // The run would write these steps again, and until then they would be the newest.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move them away first");
@@ -169,7 +171,7 @@ void Checkpointer::find_source() {
   }
 }
 
-/// A run that was started again before its first step was whole takes over what it has left.
+/// A run that is started again before its first step was complete takes over its unfinished step.
 void Checkpointer::begin_run() {
   std::optional<std::string> before;
   if (options_.resume == Resume::kAuto) {
@@ -179,7 +181,7 @@ void Checkpointer::begin_run() {
   checkpoint::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// The run could not save a later step that stays.
+/// Later steps must be withdrawn, because the run could not save them again.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -203,7 +205,7 @@ void Checkpointer::make_folder() {
   lock_folder();
 }
 
-/// Until the process ends, however it ends. File systems without locks let everybody in.
+/// The lock ends with the process. File systems without locks lock nothing.
 void Checkpointer::lock_folder() {
   if (lock_ >= 0) {
     return;
@@ -227,7 +229,7 @@ void Checkpointer::warn(const std::string& text) const {
   }
 }
 
-/// Nothing is left out of a run's own steps, whatever it once began with.
+/// A run loads its own steps completely, also if it began with `initial_load`.
 bool Checkpointer::excludes(const char* part) const {
   if (resumes_ && !options_.initial_load.empty()) {
     return false;
@@ -276,7 +278,7 @@ checkpoint::LoadReport Checkpointer::load_whole_step(const checkpoint::StateDict
   }
 }
 
-/// All ranks have the same error, and take the same step instead.
+/// All ranks have the same error, and load the same older step.
 void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
   const std::int64_t damaged = newest_;
   const auto older = checkpoint::newest_step(*world_, options_.folder, damaged);
@@ -289,7 +291,7 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
   const Json& entries = report.entries;
   loaded_ = report.step;
-  // Without steps no data are read.
+  // A run without steps reads no data.
   if (!excludes("data") && options_.steps > 0) {
     state.samples = entries.at("samples");
   }
@@ -310,7 +312,7 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   state.step = saved_ = report.step;
 }
 
-/// Not before there is something to save in their place.
+/// Called before a save, so that a damaged step is removed only when a new one follows.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {
@@ -365,8 +367,8 @@ void Checkpointer::check_last_save() {
   }
 }
 
-/// Waits for the save in the background. False, with a warning, if it has failed: then the step may
-/// be saved again, be it this one. The same on all ranks.
+/// Waits for the save in the background. False, with a warning, if it failed: then the step may be
+/// saved again. The same on all ranks.
 bool Checkpointer::settle() {
   try {
     pending_.wait();

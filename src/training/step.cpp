@@ -19,7 +19,7 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/ema.h"
+#include "tessera/optim/optimizer.h"
 
 namespace tessera::training {
 namespace {
@@ -57,8 +57,8 @@ void check(const TrainState& state, const StepOptions& options, const LossFuncti
                 ": the loss function is empty; pass one that returns a micro-batch's loss");
 }
 
-/// Whether FSDP or a plan has put the parameter on a mesh with two of these ranks or more, whose
-/// gradients are summed there.
+/// Whether the parameter is on a mesh with two of these ranks or more, over which gradients are
+/// summed.
 bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   if (!is_distributed(parameter)) {
     return false;
@@ -68,13 +68,14 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // the first ones are near the beginning, also of a mesh of thousands
+      return true;  // found early, also in a mesh of thousands of ranks
     }
   }
   return false;
 }
 
-/// Each rank would train a model of its own. The same on every rank: no communication.
+/// Otherwise each rank would train its own model. The result is the same on every rank, without
+/// communication.
 void check_gradients_are_summed(const TrainState& state, const DeviceMesh& data_mesh,
                                 const std::vector<nn::SlotPtr>& parameters) {
   if (data_mesh.size() == 1) {
@@ -104,7 +105,7 @@ void begin_micro_batch(nn::ModuleBase& model, const StepOptions& options, std::i
   fsdp::set_requires_gradient_sync(model, last);
 }
 
-/// libtorch's own messages name neither the step nor the loss.
+/// libtorch's messages name neither the step nor the loss.
 void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i) {
   const auto refuse = [&](const auto&... found) {
     fail("step ", state.step + 1, ": the loss of micro-batch ", i, found...,
@@ -145,8 +146,8 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
   return sum;
 }
 
-/// A step that loss scaling has left out may have infinite gradients: that is how it finds its
-/// scale. Every rank knows that the step failed.
+/// Loss scaling skips steps with infinite gradients, to find its scale. Every rank knows of the
+/// failure.
 void check_finite(const StepResult& result, std::int64_t step, const StepOptions& options,
                   const std::vector<nn::SlotPtr>& parameters) {
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {
@@ -161,7 +162,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        "; ", found, "; ", options.advice_not_finite);
 }
 
-/// libtorch knows neither the rank nor the unit. Its what() has the stack as well, in pages.
+/// libtorch's message has neither the rank nor the unit. Its what() includes a long stack.
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
   const std::string unit = fsdp::current_unit(state.model);
@@ -180,8 +181,8 @@ void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMe
   result.grad_norm = figures[1].item<double>();
 }
 
-/// Where the norm is on a GPU, the figures are looked at after the update, so that the host waits
-/// once a step; on a CPU before it, which a step that is not finite then does not make.
+/// If the norm is on a GPU, loss and norm are checked after the update, so that the host waits once
+/// a step. On a CPU they are checked before, and a step that is not finite makes no update.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
             const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
             StepResult& result) {
@@ -207,7 +208,7 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
   }
 }
 
-/// Those of the model, trained or not, and what else the optimizer updates.
+/// All parameters of the model, trained or not, and others that the optimizer updates.
 std::vector<nn::SlotPtr> parameters_of(const TrainState& state) {
   std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
@@ -225,7 +226,7 @@ void drop_gradients(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// What a step that throws has left must not be part of the next one.
+/// The gradients of a failed step must not be part of the next one.
 void clean_up(TrainState& state, const StepOptions& options,
               const std::vector<nn::SlotPtr>& parameters) {
   drop_gradients(parameters);

@@ -1,11 +1,23 @@
-#include "tessera/checkpoint/hugging_face.h"
+// Loading Hugging Face folders: values, pairs of names, indices and links.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
+#include <initializer_list>
+#include <string>
+#include <string_view>
 
+#include "checkpoint/model_files.h"
 #include "faults/system_calls.h"
 #include "known_model.h"
+#include "safetensors_bytes.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/module_values.h"
@@ -245,6 +257,358 @@ TEST(LoadHuggingFace, RefusesGatheredParameters) {
   Net net;
   net.head->slot("weight")->set_gathered(true);
   EXPECT_ERROR(load_hugging_face(net, folder.path()), "'head.weight' is gathered");
+}
+
+}  // namespace
+namespace {
+
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+/// The values of a Net under names as timm's ViT has them, and a tensor that the model has not.
+Tensors ForeignValues() {
+  Tensors foreign;
+  foreign["visual.patch_embed.proj.weight"] = Values().at("embed.weight");
+  foreign["visual.blocks.0.mlp.fc1.weight"] = Values().at("middle.weight");
+  foreign["visual.blocks.0.mlp.fc1.bias"] = Values().at("middle.bias");
+  foreign["visual.head.weight"] = Values().at("head.weight");
+  foreign["visual.num_batches_tracked"] = at::zeros({1});
+  return foreign;
+}
+
+HuggingFaceOptions GoodPairs() {
+  return {.names = {{"visual.patch_embed.proj.*", "embed.*"},
+                    {"visual.blocks.0.mlp.fc1.*", "middle.*"},
+                    {"visual.head.*", "head.*"},
+                    {"visual.num_batches_tracked", ""}}};
+}
+
+void WriteSharded(const std::filesystem::path& folder, const Tensors& tensors) {
+  std::string map;
+  int shard = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const std::string file = std::to_string(shard++ % 2) + ".safetensors";
+    map += (map.empty() ? "\"" : ", \"") + name + "\": \"" + file + "\"";
+  }
+  Tensors halves[2];
+  shard = 0;
+  for (const auto& [name, tensor] : tensors) {
+    halves[shard++ % 2][name] = tensor;
+  }
+  WriteModel(folder / "0.safetensors", halves[0]);
+  WriteModel(folder / "1.safetensors", halves[1]);
+  WriteFile(folder / "model.safetensors.index.json", "{\"weight_map\": {" + map + "}}");
+}
+
+TEST(LoadNames, NamesThePairThatRemovesAPrefix) {
+  TemporaryFolder folder;
+  Tensors wrapped;
+  for (const auto& [name, tensor] : Values()) {
+    wrapped["module." + name] = tensor;
+  }
+  WriteModel(folder / "model.safetensors", wrapped);
+  Net net;
+  EXPECT_ERROR(load_hugging_face(net, folder.path()), R"({"module.**", "**"})");
+  load_hugging_face(net, folder.path(), {.names = {{"module.**", "**"}}});
+  ExpectEqual(LocalValues(net), Values());
+  WriteModel(folder / "model.safetensors", ForeignValues());
+  EXPECT_ERROR(load_hugging_face(net, folder.path()), "HuggingFaceOptions::names");
+}
+
+TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
+  TemporaryFolder folder;
+  WriteModel(folder / "model.safetensors", ForeignValues());
+  Net net;
+  load_hugging_face(net, folder.path(), GoodPairs());
+  ExpectEqual(LocalValues(net), Values());
+}
+
+TEST(LoadNames, FillsEachRanksSlicesFromShards) {
+  TemporaryFolder folder;
+  WriteSharded(folder.path(), ForeignValues());
+  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    Net loaded, expected;
+    for (Net* net : {&loaded, &expected}) {
+      for (const auto& [name, slot] : net->named_slots()) {
+        const at::Tensor whole = Values().at(name);
+        const at::Tensor values = net == &loaded ? at::zeros_like(whole) : whole;
+        slot->set(distribute_tensor(values, mesh, {Shard{0}}).tensor());
+      }
+    }
+    load_hugging_face(loaded, *rank.world(), folder.path(), GoodPairs());
+    ExpectEqual(LocalValues(loaded), LocalValues(expected));
+  });
+}
+
+TEST(LoadNames, FillsATiedParameterByOneOfItsNames) {
+  TemporaryFolder folder;
+  Tensors foreign = ForeignValues();
+  foreign.erase("visual.head.weight");
+  WriteModel(folder / "model.safetensors", foreign);
+  HuggingFaceOptions pairs = GoodPairs();
+  pairs.names.erase(pairs.names.begin() + 2);
+  Net net(/*tied=*/true);
+  load_hugging_face(net, folder.path(), pairs);
+  EXPECT_TRUE(net.head->weight->equal(Values().at("embed.weight")));
+}
+
+TEST(LoadNames, LeavesNamesThatNoPairMatches) {
+  TemporaryFolder folder;
+  Tensors mixed = Values();
+  mixed["top.weight"] = mixed.at("head.weight");
+  mixed.erase("head.weight");
+  WriteModel(folder / "model.safetensors", mixed);
+  Net net;
+  load_hugging_face(net, folder.path(), {.names = {{"top.*", "head.*"}}});
+  ExpectEqual(LocalValues(net), Values());
+}
+
+void ExpectRefusal(const HuggingFaceOptions& options,
+                   std::initializer_list<std::string_view> parts) {
+  TemporaryFolder folder;
+  WriteModel(folder / "model.safetensors", ForeignValues());
+  Net net;
+  const std::string message =
+      testing::message_of([&] { load_hugging_face(net, folder.path(), options); });
+  EXPECT_TRUE(testing::Contains(message, parts)) << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+}
+
+TEST(LoadNames, RefusesPairsThatContradictEachOther) {
+  HuggingFaceOptions pairs = GoodPairs();
+  pairs.names.emplace_back("**.fc1.bias", "**.bias");
+  ExpectRefusal(pairs,
+                {"{\"visual.blocks.0.mlp.fc1.*\", \"middle.*\"}", "{\"**.fc1.bias\", \"**.bias\"}",
+                 "both match the tensor", "'visual.blocks.0.mlp.fc1.bias'"});
+}
+
+TEST(LoadNames, RefusesTwoTensorsForOneName) {
+  HuggingFaceOptions pairs = GoodPairs();
+  pairs.names[2].second = "embed.*";
+  ExpectRefusal(pairs, {"'visual.head.weight' and 'visual.patch_embed.proj.weight'",
+                        "would both be 'embed.weight'"});
+}
+
+TEST(LoadNames, RefusesAPairThatMatchesNothing) {
+  HuggingFaceOptions pairs = GoodPairs();
+  pairs.names.emplace_back("visual.norm.*", "norm.*");
+  ExpectRefusal(pairs, {"{\"visual.norm.*\", \"norm.*\"} matches none of the 5 tensors",
+                        "'visual.blocks.0.mlp.fc1.bias'"});
+}
+
+TEST(LoadNames, RefusesWildcardsThatDoNotCorrespond) {
+  HuggingFaceOptions pairs = GoodPairs();
+  pairs.names[1].first = "**.mlp.fc1.*";
+  ExpectRefusal(pairs, {"'**.mlp.fc1.*'", "wildcards are not those"});
+}
+
+TEST(LoadNames, NamesTheTensorOfTheFileThatTheModelHasNot) {
+  HuggingFaceOptions pairs = GoodPairs();
+  pairs.names[0].second = "embedding.*";
+  ExpectRefusal(pairs, {"missing: embed.weight",
+                        "unexpected: embedding.weight (visual.patch_embed.proj.weight there)",
+                        "correct the pairs of names"});
+}
+
+TEST(LoadNames, FailsOnAllRanksAlike) {
+  TemporaryFolder folder;
+  WriteModel(folder / "model.safetensors", ForeignValues());
+  const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
+    Net net;
+    HuggingFaceOptions pairs = GoodPairs();
+    if (rank.rank() == 1) {
+      pairs.names.pop_back();
+    }
+    load_hugging_face(net, *rank.world(), folder.path(), pairs);
+  });
+  EXPECT_CONTAINS(errors, "unexpected: visual.num_batches_tracked");
+}
+
+TEST(LoadNames, NameTheConverterForATorchCheckpoint) {
+  TemporaryFolder folder;
+  WriteFile(folder / ".metadata", "pickle");
+  WriteFile(folder / "__0_0.distcp", "pickle");
+  Net net;
+  EXPECT_ERROR(load_hugging_face(net, folder.path()), "torch.distributed.checkpoint",
+               "tools/from_torch_checkpoint.py");
+}
+
+}  // namespace
+namespace {
+
+using testing::Entry;
+using testing::SafetensorsBytes;
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+class ModelFilesTest : public ::testing::Test {
+ protected:
+  /// A file with one tensor of four bytes.
+  void Shard(const std::string& file, const std::string& tensor) {
+    WriteFile(folder_ / file,
+              SafetensorsBytes("{" + Entry("\"U8\"", "[4]", "[0,4]", tensor) + "}", "abcd"));
+  }
+  void Index(const std::string& weight_map, const std::string& metadata = "{\"total_size\":8}") {
+    WriteFile(folder_ / kIndexFile,
+              "{\"metadata\":" + metadata + ",\"weight_map\":{" + weight_map + "}}");
+  }
+  void Refuses(const std::string& part) { EXPECT_ERROR(ModelFiles(folder_.path()), part); }
+
+  TemporaryFolder folder_;
+  const std::string two_ = R"("a":"1.safetensors","b":"2.safetensors")";
+};
+
+TEST_F(ModelFilesTest, OpensASingleFile) {
+  Shard(kSingleFile, "a");
+  const ModelFiles files(folder_.path());
+  ASSERT_EQ(files.tensors().size(), 1u);
+  EXPECT_EQ(files.tensors().at("a")->read("a").numel(), 4);
+}
+
+TEST_F(ModelFilesTest, OpensTheShardsOfAnIndex) {
+  Shard("1.safetensors", "a");
+  Shard("2.safetensors", "b");
+  Index(two_);
+  const ModelFiles files(folder_.path());
+  ASSERT_EQ(files.tensors().size(), 2u);
+  EXPECT_EQ(files.tensors().at("b")->path().filename(), "2.safetensors");
+}
+
+// As an incomplete download leaves in the cache of Hugging Face.
+TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
+  for (const std::string name : {kSingleFile, kIndexFile, "1.safetensors"}) {
+    const TemporaryFolder folder;
+    if (name == "1.safetensors") {
+      WriteFile(folder / kIndexFile, R"({"weight_map": {"a": "1.safetensors"}})");
+    }
+    std::filesystem::create_symlink("../../blobs/gone", folder / name);
+    EXPECT_ERROR(ModelFiles(folder.path()), name, "../../blobs/gone");
+  }
+}
+
+TEST_F(ModelFilesTest, NamesAGitLfsPointer) {
+  WriteFile(folder_ / kSingleFile, "version https://git-lfs.github.com/spec/v1\noid sha256:" +
+                                       std::string(64, 'a') + "\nsize 123456789\n");
+  Refuses("git lfs pull");
+}
+
+TEST_F(ModelFilesTest, NeedsNoTotalSize) {
+  Shard("1.safetensors", "a");
+  for (const std::string metadata : {"{}", "null", "{\"total_size\":4.0}"}) {
+    Index(R"("a":"1.safetensors")", metadata);
+    EXPECT_EQ(ModelFiles(folder_.path()).tensors().size(), 1u);
+  }
+}
+
+TEST_F(ModelFilesTest, SaysWhatAFolderLacks) {
+  EXPECT_ERROR(ModelFiles(folder_ / "missing"), "there is no model folder");
+  Refuses("has neither model.safetensors nor model.safetensors.index.json");
+}
+
+TEST_F(ModelFilesTest, RefusesAModelWithAnAdapter) {
+  Shard(kSingleFile, "a");
+  WriteFile(folder_ / kAdapterConfig, "{}");
+  Refuses("has adapter_config.json, by which other programs load the adapter");
+}
+
+TEST_F(ModelFilesTest, RefusesShardsThatArePaths) {
+  for (const std::string bad : {"/etc/passwd", "../1.safetensors", "..", ".", "", "a/1.safetensors",
+                                "a\\\\1.safetensors", "1\\u0000.safetensors", "1\\n.safetensors",
+                                "1\\u009b.safetensors", "1\\u202e.safetensors"}) {
+    Index("\"a\":\"" + bad + "\"");
+    Refuses("is not the name of a file in this folder");
+  }
+  Index(R"("a":"1\n.safetensors")");
+  Refuses(R"(its shard "1\n.safetensors")");
+}
+
+TEST_F(ModelFilesTest, RefusesNamesThatWouldBreakAMessage) {
+  Shard("1.safetensors", "a");
+  Index(R"("a":"1.safetensors","b\nc":"1.safetensors")");
+  Refuses("a tensor's name has a control character");
+}
+
+TEST_F(ModelFilesTest, RefusesALinkOutOfTheFolder) {
+  TemporaryFolder elsewhere;
+  Shard("real", "a");
+  std::filesystem::rename(folder_ / "real", elsewhere / "real");
+  std::filesystem::create_symlink(elsewhere / "real", folder_ / "1.safetensors");
+  Index(R"("a":"1.safetensors")", "{}");
+  Refuses("is a symbolic link");
+}
+
+TEST_F(ModelFilesTest, FollowsLinksOfAHuggingFaceCache) {
+  const auto snapshot = folder_ / "snapshots/0123";
+  std::filesystem::create_directories(snapshot);
+  std::filesystem::create_directories(folder_ / "blobs");
+  Shard("blobs/4567", "a");
+  WriteFile(snapshot / kIndexFile, R"({"weight_map":{"a":"1.safetensors"}})");
+  std::filesystem::create_symlink("../../blobs/4567", snapshot / "1.safetensors");
+  EXPECT_EQ(ModelFiles(snapshot).tensors().size(), 1u);
+  std::filesystem::rename(folder_ / "blobs", folder_ / "other");
+  std::filesystem::remove(snapshot / "1.safetensors");
+  std::filesystem::create_symlink("../../other/4567", snapshot / "1.safetensors");
+  EXPECT_ERROR(ModelFiles(snapshot), "is a symbolic link");
+}
+
+TEST_F(ModelFilesTest, RefusesAMissingShard) {
+  Shard("1.safetensors", "a");
+  Index(two_);
+  Refuses("2.safetensors': No such file");
+}
+
+TEST_F(ModelFilesTest, RefusesATensorThatIsNotInItsShard) {
+  Shard("1.safetensors", "a");
+  Index(R"("a":"1.safetensors","b":"1.safetensors")", "{}");
+  Refuses("has no tensor 'b'");
+}
+
+TEST_F(ModelFilesTest, RefusesATensorThatTheIndexDoesNotList) {
+  Shard("1.safetensors", "a");
+  Shard("2.safetensors", "c");
+  Index(two_);
+  Refuses("does not list it");
+}
+
+TEST_F(ModelFilesTest, TakesATensorOfTwoShardsFromWhereTheIndexSays) {
+  Shard("1.safetensors", "a");
+  WriteFile(folder_ / "2.safetensors",
+            SafetensorsBytes("{" + Entry("\"U8\"", "[4]", "[0,4]", "a") + "," +
+                                 Entry("\"U8\"", "[4]", "[4,8]", "b") + "}",
+                             "efghijkl"));
+  for (const char* shard : {"1.safetensors", "2.safetensors"}) {
+    Index(R"("b":"2.safetensors","a":")" + std::string(shard) + "\"", "{}");
+    EXPECT_EQ(ModelFiles(folder_.path()).tensors().at("a")->path().filename(), shard);
+  }
+}
+
+TEST_F(ModelFilesTest, WarnsOfAnotherTotalSize) {
+  Shard("1.safetensors", "a");
+  Shard("2.safetensors", "b");
+  Index(two_, "{\"total_size\":9}");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(ModelFiles(folder_.path()).tensors().size(), 2u);
+  EXPECT_CONTAINS(::testing::internal::GetCapturedStderr(),
+                  "claims 9 bytes of tensors, but its shards hold 8, which are read");
+}
+
+TEST_F(ModelFilesTest, RefusesDamagedIndexes) {
+  const auto refuses = [&](const std::string& text, const std::string& part) {
+    WriteFile(folder_ / kIndexFile, text);
+    Refuses(part);
+  };
+  refuses("", "does not begin with '{'");
+  refuses("{", "bad JSON");
+  refuses("{}", "no object weight_map");
+  refuses(R"({"weight_map":[]})", "no object weight_map");
+  refuses(R"({"weight_map":{"a":1}})", "no file name for \"a\"");
+  refuses(R"({"weight_map":{"a":"x","a":"y"}})", "\"a\" appears twice");
+  refuses(std::string(R"({"weight_map":)") + std::string(100'000, '['), "nested deeper");
+}
+
+TEST_F(ModelFilesTest, RefusesAnIndexThatIsNoFile) {
+  std::filesystem::create_directory(folder_ / kIndexFile);
+  Refuses("not a regular file");
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checksum/granules.h"
+#include "checkpoint/format.h"
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "testing/errors.h"

@@ -1,4 +1,4 @@
-// Ranks that compare afterwards what they have called, where each call goes by itself.
+// agree_on_calls(): ranks compare the calls that they have made.
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -218,7 +218,7 @@ TEST_F(CallAgreement, EndsSoonAfterARankWasKilled) {
   EXPECT_EQ(processes[2].exit_code, 0) << processes[2].output;
 }
 
-/// Groups of the same ranks agree each by itself, in whichever order they are first asked.
+/// Each group of the same ranks agrees by itself, in any order.
 TEST_F(CallAgreement, IsEachGroupsOwn) {
   RunRanks(2, [](Rank& rank) {
     Communicator& all = *group_of_all(*rank.world());

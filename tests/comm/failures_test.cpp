@@ -1,4 +1,4 @@
-// One rank goes wrong: the others must end with an error that says so, and soon.
+// One rank fails: the others must soon end with an error that names it.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

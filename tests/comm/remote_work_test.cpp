@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "group_info.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 #include "watch/remote_peers.h"

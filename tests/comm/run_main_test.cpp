@@ -1,6 +1,6 @@
 // How a program ends that does not catch.
 
-#include "tessera/comm/run_main.h"
+#include "tessera/comm/world.h"
 
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>

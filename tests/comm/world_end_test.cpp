@@ -1,4 +1,4 @@
-// A world ends when asked to, and objects that outlive it say so.
+// The end of a world, and the errors of objects that outlive it.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -25,7 +25,7 @@ TEST(WorldEnd, ShutdownEndsTheGroups) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     const at::Tensor value = at::zeros({4});
     group->all_reduce(value, ReduceOp::kSum)->wait();
-    group->barrier();  // else a peer may be told that this rank has ended
+    group->barrier();  // else another rank may find that this one has ended
     rank.world()->shutdown();
     const char* const said = "its world has ended; keep the world, and make this call before";
     EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);

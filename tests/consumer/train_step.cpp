@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "tessera/comm/run_main.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"

@@ -28,7 +28,6 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/full_tensor.h"
 #include "testing/values.h"

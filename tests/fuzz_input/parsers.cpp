@@ -15,9 +15,9 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/hugging_face/model_files.h"
-#include "checkpoint/step/manifest.h"
-#include "checkpoint/step/shards_of_others.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/step_files.h"
 #include "fuzz_input/samples.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/crc32c.h"

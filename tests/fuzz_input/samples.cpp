@@ -6,7 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/step/manifest.h"
+#include "checkpoint/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 
 namespace tessera::fuzz_input {

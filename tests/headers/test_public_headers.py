@@ -68,7 +68,6 @@ class PublicHeaders(unittest.TestCase):
         self.assertEqual(found, {"tessera/dtensor/operator_mode.h": {"tessera/internals/detail/threads.h",
                                                                      "tessera/internals/detail/dispatch_keys.h"},
                                  "tessera/dtensor/strict_scope.h": {"tessera/internals/detail/threads.h"},
-                                 "tessera/observe/module_watch.h": {"tessera/internals/detail/threads.h"},
                                  "tessera/kernels/fake_mode.h": {"tessera/internals/detail/dispatch_keys.h"},
                                  "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},

@@ -114,7 +114,7 @@ TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
   EXPECT_EQ(mesh["replicate_dp_cp"], all);
   EXPECT_EQ(mesh.size("replicate_dp_cp"), 8);
   EXPECT_ERROR((mesh[{"dp_cp", "tp"}].flatten("replicate_dp_cp")),
-               "already stands for the dimensions replicate, dp, cp; choose another name");
+               "already stands for the dimensions replicate, dp, cp");
 }
 
 TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
@@ -152,7 +152,7 @@ TEST(DeviceMesh, FlattenRefusesANameThatMeansSomethingElse) {
   const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"dp", "cp", "tp"});
   EXPECT_ERROR((mesh[{"dp", "cp"}].flatten("tp")), "'tp' is a dimension of the mesh it comes from");
   mesh[{"dp", "cp"}].flatten("x");
-  EXPECT_ERROR((mesh[{"cp", "tp"}].flatten("x")), "the name 'x' already stands for the dimensions");
+  EXPECT_ERROR((mesh[{"cp", "tp"}].flatten("x")), "'x' already stands for the dimensions");
 }
 
 TEST(DeviceMesh, UnflattenSplitsADimension) {
@@ -167,6 +167,18 @@ TEST(DeviceMesh, UnflattenSplitsADimension) {
 TEST(DeviceMesh, UnflattenUndoesFlatten) {
   const DeviceMesh mesh = fake_mesh(3, {2, 2}, {"dp", "tp"});
   EXPECT_EQ(mesh.flatten("all").unflatten("all", {2, 2}, {"dp", "tp"}), mesh);
+}
+
+TEST(DeviceMesh, FlattensTheSameRanksToOneMeshHoweverTheyAreNamed) {
+  for (const bool from_parts_first : {true, false}) {
+    const DeviceMesh mesh = fake_mesh(3, {4, 2}, {"dp", "tp"});
+    const DeviceMesh three = mesh.unflatten("dp", {2, 2}, {"rep", "shard"});
+    const DeviceMesh first = (from_parts_first ? three : mesh).flatten("all");
+    EXPECT_EQ(first, (from_parts_first ? mesh : three).flatten("all"));
+    EXPECT_EQ(first, mesh["all"]);
+    EXPECT_EQ((three[{"rep", "shard"}].flatten("data")), mesh["dp"].flatten("data"));
+    EXPECT_ERROR(three["rep"].flatten("all"), "'all' already stands for the dimensions dp, tp");
+  }
 }
 
 TEST(DeviceMesh, UnflattenRefusesSizesThatDoNotMultiply) {

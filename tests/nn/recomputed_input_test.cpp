@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/graph_results.h"
-#include "nn/recompute/checkpointed.h"
+#include "nn/graphs.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/linear_product.h"

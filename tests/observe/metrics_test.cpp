@@ -1,18 +1,26 @@
-#include "tessera/observe/metrics.h"
-
+// The metrics of a step, the device and its memory, and the record of a run.
+#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cmath>
+#include <cstdint>
 #include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "tessera/observe/device.h"
+#include "tessera/nn/linear.h"
+#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
+#include "tessera/observe/run_record.h"
+#include "testing/distributed.h"
 #include "testing/errors.h"
 #include "testing/files.h"
+#include "testing/ranks.h"
 
 namespace tessera::observe {
 namespace {
@@ -299,6 +307,129 @@ TEST(MetricsWriter, NamesAFileThatCannotBeWritten) {
   testing::WriteFile(folder / "file", "");
   EXPECT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
   EXPECT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
+}
+
+TEST(MeasuredPeak, IsANumberThatAllRanksHave) {
+  RunRanks(3, [](Rank& rank) {
+    const double peak = measure_peak_flops(*rank.world(), c10::kFloat);
+    EXPECT_GT(peak, 1e7);
+    EXPECT_LT(peak, 1e15);
+    const at::Tensor both = at::full({1}, peak, at::kDouble);
+    rank.mesh({3}, {"dp"}).group().all_reduce(both, ReduceOp::kMax)->wait();
+    EXPECT_EQ(both.item<double>(), peak);
+  });
+}
+
+TEST(MeasuredPeak, LeavesRandomNumbersAndTrafficAsTheyWere) {
+  RunRanks(2, [](Rank& rank) {
+    at::manual_seed(3);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    measure_peak_flops(*rank.world(), c10::kBFloat16);
+    EXPECT_TRUE(rank.world()->traffic().since(before).empty());
+  });
+  at::manual_seed(3);
+  const at::Tensor expected = at::randn({4});
+  at::manual_seed(3);
+  RunRanks(1, [](Rank& rank) { measure_peak_flops(*rank.world(), c10::kFloat); });
+  EXPECT_TRUE(at::randn({4}).equal(expected));
+}
+
+using Sizes = std::vector<std::int64_t>;
+
+TEST(ShardingTable, ListsPlainParameters) {
+  const nn::Linear linear(3, 5);
+  const auto table = sharding_table(linear);
+  ASSERT_EQ(table.size(), 2u);
+  EXPECT_EQ(table[0].name, "weight");
+  EXPECT_EQ(table[0].sizes, (Sizes{5, 3}));
+  EXPECT_EQ(table[0].placements, "-");
+  EXPECT_EQ(table[0].local_sizes, (Sizes{5, 3}));
+  EXPECT_EQ(table[0].local_bytes, 60);
+  EXPECT_EQ(table[1].name, "bias");
+}
+
+TEST(ShardingTable, ListsTheLocalPartsOfEachRank) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    nn::Linear linear(3, 5);
+    const auto& slot = linear.slot("weight");
+    slot->set(distribute_tensor(slot->get().detach(), mesh, {Shard{0}, Shard{1}}));
+    const auto row = sharding_table(linear)[0];
+    const bool first_row = rank.rank() < 2, first_column = rank.rank() % 2 == 0;
+    EXPECT_EQ(row.sizes, (Sizes{5, 3}));
+    EXPECT_EQ(row.placements, "dp: Shard(0), tp: Shard(1)");
+    EXPECT_EQ(row.local_sizes, (Sizes{first_row ? 3 : 2, first_column ? 2 : 1}));
+    EXPECT_EQ(row.local_bytes, 4 * row.local_sizes[0] * row.local_sizes[1]);
+  });
+}
+
+TEST(ShardingTable, ListsTheFormThatPersists) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 5);
+    const auto& slot = linear.slot("bias");
+    slot->set_persistent(
+        distribute_tensor(slot->get().detach(), rank.mesh({2}, {"dp"}), {Shard{0}}));
+    EXPECT_EQ(sharding_table(linear)[1].placements, "dp: Shard(0)");
+  });
+}
+
+TEST(ShardingTable, ShowsTheLayoutThatPlacementsCannotSay) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 6);
+    const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
+    const auto local = at::zeros({rank.rank() == 0 ? 4 : 2});
+    linear.slot("bias")->set(
+        DistributedTensor::from_local(local, {rank.mesh({2}, {"dp"}), layout}, {6}));
+    const auto row = sharding_table(linear)[1];
+    EXPECT_EQ(row.placements, "[3:m0 x 2]");
+    EXPECT_EQ(row.local_sizes, (Sizes{rank.rank() == 0 ? 4 : 2}));
+  });
+}
+
+TEST(TensorMemory, CountsLiveBytesAndThePeakSinceTheLastCall) {
+  count_tensor_memory();
+  const std::int64_t before = *tensor_bytes();
+  take_peak_tensor_bytes();
+  const at::Tensor kept = at::empty({3});
+  at::empty({100});
+  EXPECT_EQ(*tensor_bytes() - before, 12);
+  EXPECT_EQ(*take_peak_tensor_bytes() - before, 412);
+  EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);  // the large one was before
+}
+
+TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
+  std::vector<TensorBlock> told;
+  count_tensor_memory(
+      {.granularity = 512, .observer = [&](const TensorBlock& block) { told.push_back(block); }});
+  at::empty({129});
+  at::empty({128});
+  count_tensor_memory();
+  ASSERT_EQ(told.size(), 4U);
+  EXPECT_EQ(told[0].bytes, 1024);  // of 516
+  EXPECT_EQ(told[2].bytes, 512);
+  EXPECT_EQ(told[1].number, told[0].number);
+  EXPECT_TRUE(told[1].freed);
+  EXPECT_EQ(told[2].number, told[0].number + 1);
+}
+
+TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
+  count_tensor_memory({.reserve_only = true});
+  const std::int64_t before = *tensor_bytes();
+  {
+    const at::Tensor large = at::empty({std::int64_t{1} << 38});
+    EXPECT_EQ(*tensor_bytes() - before, std::int64_t{1} << 40);
+    large[1] = 2;  // memory comes with the first write
+    EXPECT_EQ(large[1].item<float>(), 2);
+  }
+  EXPECT_EQ(*tensor_bytes(), before);
+  count_tensor_memory();
+}
+
+TEST(TensorMemory, AnEmptyTensorIsNoBlock) {
+  std::vector<TensorBlock> told;
+  count_tensor_memory({.observer = [&](const TensorBlock& block) { told.push_back(block); }});
+  at::zeros({0, 5});
+  count_tensor_memory();
+  EXPECT_TRUE(told.empty());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "tessera/observe/progress.h"
+#include "tessera/observe/detail/progress.h"
 
 #include <gtest/gtest.h>
 #include <pty.h>

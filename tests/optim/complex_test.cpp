@@ -10,7 +10,6 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/muon.h"
-#include "tessera/optim/sgd.h"
 
 namespace tessera::optim {
 namespace complex_test {

@@ -1,7 +1,7 @@
-#include "tessera/optim/ema.h"
+#include "tessera/optim/optimizer.h"
 
 #include "parameters.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 
 namespace tessera::optim {
 namespace {

@@ -1,4 +1,4 @@
-#include "optim/muon/matrix_exchange.h"
+#include "optim/matrix_exchange.h"
 
 #include <algorithm>
 

@@ -14,7 +14,7 @@ struct SignSgdOptions {
   double lr = 1e-3;
 };
 
-class SignSgd final : public optim::GroupedOptimizer<SignSgdOptions, optim::BatchedOptimizer> {
+class SignSgd final : public optim::GroupedOptimizer<SignSgdOptions> {
  public:
   SignSgd(const nn::ModuleBase& module, SignSgdOptions options)
       : GroupedOptimizer({{optim::slots_of(module), options}}, /*state_names=*/{},

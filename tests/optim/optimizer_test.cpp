@@ -15,8 +15,6 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/lr_schedule.h"
 #include "tessera/optim/muon.h"
-#include "tessera/optim/optimizer_list.h"
-#include "tessera/optim/sgd.h"
 
 namespace tessera::optim {
 namespace {
@@ -273,7 +271,7 @@ TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
 }
 
 /// Without other state.
-class CountedSteps final : public GroupedOptimizer<SgdOptions, BatchedOptimizer> {
+class CountedSteps final : public GroupedOptimizer<SgdOptions> {
  public:
   explicit CountedSteps(std::vector<nn::SlotPtr> slots)
       : GroupedOptimizer({{std::move(slots), {.lr = 1}}}, /*state_names=*/{},

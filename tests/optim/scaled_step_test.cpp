@@ -2,11 +2,9 @@
 #include "optim/parameters.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/ema.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/muon.h"
-#include "tessera/optim/optimizer_list.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/optimizer.h"
 
 namespace tessera::optim {
 namespace {

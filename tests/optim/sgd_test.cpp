@@ -1,4 +1,4 @@
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 
 #include <torch/optim/sgd.h>
 

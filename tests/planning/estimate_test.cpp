@@ -1,21 +1,20 @@
 // Times, estimates and a search of a model that is no Llama, by plans of it.
 
-#include "tessera/planning/estimate.h"
+#include "tessera/planning/search.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 
 #include "planning/net.h"
 #include "tessera/optim/adamw.h"
-#include "tessera/planning/page.h"
 #include "tessera/planning/report.h"
-#include "tessera/planning/search.h"
 #include "testing/errors.h"
-#include "testing/files.h"
 
 namespace tessera {
 namespace {
@@ -146,19 +145,28 @@ TEST(Report, TimesOfAShortStepAreInMilliseconds) {
                   fmt::format("{:.3f} ms exposed", 1e3 * time.exposed.at("dp")));
 }
 
-TEST(Page, NamesTheLayoutsAndTheCollectivesOfTheirMeshDimensions) {
-  const testing::TemporaryFolder dir;
-  planning::write_plan_page(
-      planning::plan_run(run_of({.dp = 2, .tp = 2}, 0), kRanks, on_h100s()),
-      planning::search(space_of(planning::machine_of("h100"))),
-      {.name = "a <net>", .layers = kDepth, .configuration = {{"batch", "8192"}}}, dir / "p.html");
-  const std::string page = testing::ReadFile(dir / "p.html");
-  for (const char* part : {"Plan of a &lt;net&gt;: 4 ranks of h100",
-                           "<td>dp</td><td>all_gather</td>", "<td>dp</td><td>reduce_scatter</td>",
-                           "<td>tp</td><td>all_reduce</td>", "dp 2 × tp 2, ac none, ZeRO-3",
-                           "dp 4 × tp 1, ac none, ZeRO-2", "waits for tp", "<dt>batch</dt>"}) {
-    EXPECT_CONTAINS(page, part);
+TEST(Report, JsonHasTheMomentsAndTheSpansOfTheLargestKind) {
+  const planning::RunPlan plan =
+      planning::plan_run(run_of({.dp = 2, .tp = 2}, 0), kRanks, on_h100s());
+  const auto json = nlohmann::json::parse(
+      planning::to_json(plan, planning::search(space_of(planning::machine_of("h100")))));
+  EXPECT_EQ(json.at("room_bytes"), planning::machine_of("h100").room());
+  EXPECT_EQ(json.at("search").at("layouts").size(), 6U);
+  std::int64_t highest = 0;
+  std::size_t with_spans = 0;
+  for (const nlohmann::json& kind : json.at("kinds")) {
+    for (const nlohmann::json& moment : kind.at("moments")) {
+      highest = std::max(highest, moment.at("bytes").get<std::int64_t>());
+    }
+    if (!kind.at("spans").is_null()) {
+      ++with_spans;
+      EXPECT_EQ(kind.at("spans").at("dp").at(0).at(0), "all_gather");
+      EXPECT_TRUE(kind.at("spans").contains("waiting"));
+      EXPECT_EQ(kind.at("peak_bytes"), json.at("peak_bytes"));
+    }
   }
+  EXPECT_EQ(with_spans, 1U);
+  EXPECT_EQ(highest, json.at("peak_bytes"));
 }
 
 }  // namespace

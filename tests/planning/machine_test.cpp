@@ -28,16 +28,6 @@ TEST(Machine, MultipliesEightBitsAtTheirRateOrAsSixteen) {
   EXPECT_EQ(without.peak_flops(c10::ScalarType::Float8_e4m3fn), 312e12);
 }
 
-TEST(Machine, IsReadAsItWasWritten) {
-  const testing::TemporaryFolder dir;
-  const std::string file = (dir.path() / "m.toml").string();
-  planning::Machine machine = planning::machine_of("h100");
-  machine.memory_bandwidth = 1e12 / 3;
-  std::ofstream(file) << planning::to_toml(machine);
-  EXPECT_EQ(planning::machine_of(file).memory_bandwidth, machine.memory_bandwidth);
-  EXPECT_EQ(planning::to_toml(planning::machine_of(file)), planning::to_toml(machine));
-}
-
 TEST(Machine, AnUnknownNameIsAnErrorWithTheNamesThatAreKnown) {
   EXPECT_ERROR(planning::machine_of("h201"), "machine h201 is not known; pass a100, h100");
   EXPECT_ERROR(planning::machine_of("h201", "--gpu"), "--gpu h201 is not known");

@@ -2,23 +2,21 @@
 
 #include "tessera/planning/plan.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/hypot.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <fstream>
-#include <thread>
 
 #include "planning/net.h"
 #include "planning/sent.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/observe/tensor_memory.h"
+#include "tessera/observe/memory.h"
 #include "tessera/optim/adamw.h"
-#include "tessera/planning/calibrate.h"
 #include "tessera/planning/report.h"
 #include "testing/errors.h"
 #include "testing/files.h"
@@ -185,59 +183,6 @@ TEST(Plan, SaysOfWhichOperatorsItsTimeIs) {
   EXPECT_CONTAINS(planning::to_text(plan), "Predicted, not measured. A h100: products at 70 %");
 }
 
-constexpr std::chrono::milliseconds kPause(20);
-
-/// A training of the net with a pause in each step, and how many steps of it were made.
-struct CountedRun {
-  std::shared_ptr<Net> net;
-  std::shared_ptr<int> steps = std::make_shared<int>(0);
-  planning::Run run{};
-
-  explicit CountedRun(const comm::WorldPtr& world) {
-    const DeviceMesh mesh = init_device_mesh(world, {1, 1}, {"dp", "tp"});
-    net = make_net(mesh);
-    planning::detail::allocate(*net);
-    run = {
-        net, mesh,
-        [net = net, steps = steps, mesh, optimizer = planning::detail::make_optimizer({}, *net)] {
-          train_net(*net, *optimizer, mesh);
-          std::this_thread::sleep_for(kPause);
-          ++*steps;
-        }};
-  }
-};
-
-TEST(Plan, OnACalibratedMachineTakesWhatItsStepsTookWhichComputeWhatOthersDo) {
-  RunRanks(1, [](Rank& rank) {
-    std::vector<CountedRun> made;
-    const auto make = [&](const comm::WorldPtr& world) { return made.emplace_back(world).run; };
-    const planning::Machine machine = planning::calibrate(make, rank.world(), {});
-    const int measured = *made.front().steps;
-    for (const double rate : {machine.flops_fp32, machine.attention_share, machine.memory_bandwidth,
-                              machine.link_bandwidth}) {
-      EXPECT_TRUE(std::isfinite(rate) && rate > 0) << planning::to_toml(machine);
-    }
-    const planning::RankPlan plan = planning::plan_rank(make, 1, 0, {.machine = machine});
-    EXPECT_GE(plan.time->total, std::chrono::duration<double>(kPause).count());
-    const CountedRun plain(rank.world());
-    while (*plain.steps < measured) {
-      plain.run.step();
-    }
-    const nn::NamedSlots slots = made.front().net->named_slots();
-    const nn::NamedSlots expected = plain.net->named_slots();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      EXPECT_TRUE(at::equal(local_tensor(slots[i].second->persistent()),
-                            local_tensor(expected[i].second->persistent())))
-          << slots[i].first;
-    }
-  });
-}
-
-TEST(Plan, CalibratesOnACpuAlone) {
-  EXPECT_ERROR(planning::calibrate({}, {}, {.device = "cuda"}),
-               "calibrate() measures steps on a CPU, not on cuda");
-}
-
 TEST(Plan, OnACpuCollectivesTakeTheTimeOfTheirRank) {
   planning::Machine machine = products_alone();
   machine.link_bandwidth = 1e6;
@@ -263,6 +208,60 @@ TEST(Plan, AStepThatFailsEndsThePlanAndAnotherOneCanBeMade) {
   const auto fail_step = [](Net&, optim::Optimizer&, const DeviceMesh&) { fail("no data"); };
   EXPECT_ERROR(planning::plan(make_net, fail_step, two_by_two()), "no data");
   EXPECT_EQ(plan_net().mesh, two_by_two());
+}
+
+std::shared_ptr<nn::Linear> make_linear(const DeviceMesh& mesh) {
+  auto linear = testing::made_on_meta<nn::Linear>(4, 4);
+  fsdp::fully_shard(*linear, mesh["dp"]);
+  return linear;
+}
+
+/// A batch of 5 rows over two ranks, which have shards of equal sizes.
+void train_uneven(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
+  linear(at::full({mesh.local_rank("dp") == 0 ? 3 : 2, 4}, 0.5)).square().mean().backward();
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+TEST(Plan, AnUnevenBatchIsRefusedUnlessItsSizesAreGiven) {
+  const MeshShape two({2}, {"dp"});
+  EXPECT_ERROR(planning::plan(make_linear, train_uneven, two), "ranks 0 and 1 ",
+               "PlanOptions::sizes");
+  const planning::RunPlan plan = planning::plan(
+      make_linear, train_uneven, two,
+      {.sizes = [](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
+        return {at[0] == 0 ? 3 : 2};
+      }});
+  ASSERT_EQ(plan.ranks.size(), 2U);
+  EXPECT_GT(plan.ranks[0].memory.peak_bytes, plan.ranks[1].memory.peak_bytes);
+}
+
+/// Rows of `x` that are above 0 get twice their value: how many depends on values.
+void train_chosen_rows(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh&) {
+  const at::Tensor x = linear(at::full({8, 4}, 0.5));
+  const at::Tensor rows = x.sum(1).nonzero().squeeze(1);
+  x.index_add(0, rows, x.index_select(0, rows)).square().mean().backward();
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+TEST(Plan, WhatADataDependentOperatorReturnsIsGiven) {
+  const MeshShape one({1}, {"dp"});
+  EXPECT_ERROR(planning::plan(make_linear, train_chosen_rows, one), "aten::nonzero",
+               "PlanOptions::data_dependent");
+  const auto plan_of = [&](std::int64_t rows) {
+    return planning::plan(
+        make_linear, train_chosen_rows, one,
+        {.machine = planning::machine_of("h100"),
+         .data_dependent = {{"aten::nonzero", [rows](const kernels::FakeCall& call) {
+                               EXPECT_EQ(call.inputs[0].sizes(), at::IntArrayRef({8}));
+                               return std::vector<at::Tensor>{at::arange(rows).unsqueeze(1)};
+                             }}}});
+  };
+  const auto bytes = [](const planning::RunPlan& plan) {
+    return plan.ranks[0].time->operators.at("aten::index_select").bytes;
+  };
+  EXPECT_GT(bytes(plan_of(6)), bytes(plan_of(2)));
 }
 
 }  // namespace

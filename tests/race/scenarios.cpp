@@ -20,7 +20,7 @@
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/muon.h"
-#include "tessera/optim/optimizer_list.h"
+#include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/module_values.h"

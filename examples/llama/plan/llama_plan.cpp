@@ -12,20 +12,21 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <regex>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/start.h"
 #include "examples/llama/train/options.h"
 #include "examples/llama/train/run.h"
-#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/fake_world.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/process.h"
-#include "tessera/planning/calibrate.h"
-#include "tessera/planning/page.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
 #include "tessera/planning/search.h"
@@ -35,9 +36,17 @@ namespace llama {
 /// A plan of each kind of rank. Throws tessera::Error for what llama_train refuses.
 tessera::planning::RunPlan plan_llama(const TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
-/// Makes steps of the run on this CPU. Collective over `world`.
-tessera::planning::Machine calibrate_llama(const TrainOptions& options,
-                                           const tessera::comm::WorldPtr& world);
+/// Collectives of one kind that a module causes in a step.
+struct ModuleTraffic {
+  std::string module;  ///< "model.layers.*.mlp": all layers together; "": outside of the model
+  bool backward = false;
+  std::string group, collective;  ///< "tp", "all_gather"
+  tessera::comm::Traffic traffic;
+};
+/// What rank 0 sends in the second step of the run, in the order of the step.
+std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
+/// A table with a line for each.
+std::string to_text(const std::vector<ModuleTraffic>& modules);
 /// Training layouts of `gpus` ranks. What was given as a flag stays as it is.
 tessera::planning::Search search_llama(const TrainOptions& options,
                                        const tessera::planning::Machine& machine,
@@ -47,8 +56,6 @@ tessera::planning::Search search_llama(const TrainOptions& options,
 std::string flags_of(const tessera::planning::TrainingLayout& layout);
 /// The run with this layout.
 TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
-/// What the page says of a run.
-tessera::planning::PageOptions page_of(const TrainOptions& options);
 
 using namespace tessera;
 using observe::MemoryKind;
@@ -95,6 +102,80 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
+/// "model.layers.3.mlp" -> "model.layers.*.mlp".
+std::string pattern_of(const std::string& fqn) {
+  static const std::regex number(R"((^|\.)\d+(?=\.|$))");
+  return std::regex_replace(fqn, number, "$1*");
+}
+
+/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's gradient
+/// arrived last: collectives of clipping and the optimizer count for the last module of backward.
+/// Adds hooks to the model, which stay.
+class TrafficByModule {
+ public:
+  TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
+    nn::visit_modules(model, [this](const std::string& fqn, nn::ModuleBase& module) {
+      const std::string name = pattern_of(fqn);
+      module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
+        count();
+        running_.push_back(name);
+        if (name.empty()) {  // the model's own forward: backward has ended
+          backward_.reset();
+        }
+      });
+      module.add_forward_hook([this, name](auto&, nn::TensorList, nn::TensorList outputs) {
+        for (const at::Tensor* output : outputs) {
+          if (output->requires_grad()) {
+            output->register_hook([this, name](const at::Tensor&) {
+              count();
+              backward_ = name;
+            });
+          }
+        }
+      });
+      module.add_always_hook([this] {
+        count();
+        running_.pop_back();
+      });
+    });
+  }
+  void begin() { last_ = counter_.table(); }
+  std::vector<ModuleTraffic> end() {
+    count();
+    return std::move(modules_);
+  }
+
+ private:
+  /// Adds the collectives since the last event.
+  void count() {
+    const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
+    for (const auto& [key, traffic] : counter_.since(last_)) {
+      if (traffic.calls > 0) {
+        add(module, running_.empty() && backward_, key.first, key.second, traffic);
+      }
+    }
+    last_ = counter_.table();
+  }
+  void add(const std::string& module, bool backward, const std::string& group,
+           const std::string& collective, const comm::Traffic& traffic) {
+    auto row = std::ranges::find_if(modules_, [&](const ModuleTraffic& each) {
+      return each.module == module && each.backward == backward && each.group == group &&
+             each.collective == collective;
+    });
+    if (row == modules_.end()) {
+      row = modules_.insert(row, {module, backward, group, collective, {}});
+    }
+    row->traffic.calls += traffic.calls;
+    row->traffic.bytes += traffic.bytes;
+  }
+
+  comm::TrafficCounter& counter_;
+  comm::TrafficTable last_;
+  std::vector<std::string> running_;     ///< forwards, the innermost last
+  std::optional<std::string> backward_;  ///< whose output's gradient arrived last
+  std::vector<ModuleTraffic> modules_;
+};
+
 bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
@@ -106,10 +187,31 @@ planning::RunPlan plan_llama(const TrainOptions& options,
   return planning::plan_run(run_of(options), options.ranks(), plan_options(options, machine));
 }
 
-planning::Machine calibrate_llama(const TrainOptions& options, const comm::WorldPtr& world) {
-  check_same_start(*world, options.shared, model_config(options));
-  keep_freed_memory();  // as llama_train
-  return planning::calibrate(run_of(options), world, plan_options(options, std::nullopt));
+std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
+  const kernels::FakeMode fake;
+  const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
+  const planning::Run run = planned_run(options, world);
+  TrafficByModule traffic(*run.model, world->traffic());
+  run.step();
+  traffic.end();
+  traffic.begin();
+  run.step();
+  return traffic.end();
+}
+
+std::string to_text(const std::vector<ModuleTraffic>& modules) {
+  std::size_t width = 0;
+  for (const ModuleTraffic& each : modules) {
+    width = std::max(width, each.module.size());
+  }
+  std::string text = "collectives of rank 0 by module\n";
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    text +=
+        fmt::format("  {:<{}}  {:<8}  {} {}: {} call{}, {} bytes\n", module.empty() ? "-" : module,
+                    width, backward ? "backward" : "forward", group, collective, traffic.calls,
+                    traffic.calls == 1 ? "" : "s", traffic.bytes);
+  }
+  return modules.empty() ? "" : text;
 }
 
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
@@ -167,15 +269,6 @@ TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   return options;
 }
 
-planning::PageOptions page_of(const TrainOptions& o) {
-  return {.name = std::filesystem::path(o.config).stem().string(),
-          .settings = fmt::format(
-              "dp {}{} × tp {}, --batch {} --seq {} --ac {} --zero {}", o.dp * o.dp_replicate,
-              o.cp > 1 ? fmt::format(" × cp {}", o.cp) : "", o.tp, o.batch, o.seq, o.ac, o.zero),
-          .layers = read_config(o.config).num_hidden_layers,
-          .configuration = o.listing};
-}
-
 }  // namespace llama
 
 namespace {
@@ -185,7 +278,7 @@ namespace planning = tessera::planning;
 
 /// The flags of llama_plan itself.
 struct PlanFlags {
-  std::string gpu, calibrate, json, html;
+  std::string gpu, json;
   std::int64_t gpus = 0;
   bool search = false;
 };
@@ -195,18 +288,14 @@ void declare(CLI::App& app, PlanFlags& flags) {
                  "What the run is planned for: a100, h100, h200, b200, l40s, mi300x, or a file "
                  "with a machine's numbers")
       ->option_text("NAME|FILE.toml");
-  app.add_option("--calibrate", flags.calibrate,
-                 "Make a few steps of the run on this CPU, under tessera-run with all its ranks, "
-                 "and write a machine of their rates, for --gpu with --device cpu")
-      ->option_text("FILE.toml");
   app.add_flag(
       "--search", flags.search,
       "Choose --dp, --tp, --cp, --ac, --zero and --accumulate, those of them that are not "
       "given, for --gpus ranks: the layouts that fit, by a step's time, and the fastest in "
       "full");
   app.add_option("--gpus", flags.gpus, "The ranks of --search")->check(number_above_0());
-  app.add_option("--json", flags.json, "Write the plan as JSON, too")->option_text("FILE");
-  app.add_option("--html", flags.html, "Write the plan as a page with pictures, too")
+  app.add_option("--json", flags.json,
+                 "Write the plan as JSON, too; tools/tessera_plot.py plan FILE draws it")
       ->option_text("FILE");
 }
 
@@ -220,13 +309,9 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   TESSERA_CHECK(!flags.search || !flags.gpu.empty(),
                 "--search needs a machine, whose memory decides what fits; pass --gpu h200, for "
                 "example");
-  TESSERA_CHECK(flags.calibrate.empty() || flags.gpu.empty(),
-                "--calibrate measures this CPU; leave out --gpu");
   std::vector<NamedFile> files = options.inputs;
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
-  files.push_back({"--calibrate", flags.calibrate});
   files.push_back({"--json", flags.json});
-  files.push_back({"--html", flags.html});
   check_files_differ(files);
 }
 
@@ -243,12 +328,6 @@ void check_can_write(const char* flag, const std::string& file) {
   TESSERA_CHECK(can, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
-void check_outputs(const PlanFlags& flags) {
-  check_can_write("--calibrate", flags.calibrate);
-  check_can_write("--json", flags.json);
-  check_can_write("--html", flags.html);
-}
-
 void write_file(const char* flag, const std::string& file, const std::string& text) {
   std::ofstream out(file);
   out << text;
@@ -256,29 +335,28 @@ void write_file(const char* flag, const std::string& file, const std::string& te
   TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
-/// Writes the machine of --calibrate on rank 0. Others return nullopt.
-std::optional<planning::Machine> calibrated(const PlanFlags& flags, const TrainOptions& options) {
-  const tessera::comm::WorldScope scope(tessera::comm::world_from_environment());
-  tessera::comm::World& world = *scope.world();
-  tessera::comm::run_or_fail_together(*start_group(world), c10::kCPU, [&] {
-    if (world.rank() == 0) {
-      check_outputs(flags);
-    }
-  });
-  planning::Machine machine = calibrate_llama(options, scope.world());
-  if (world.rank() > 0) {
-    return std::nullopt;
-  }
-  write_file("--calibrate", flags.calibrate, planning::to_toml(machine));
-  return machine;
-}
-
-/// With all four degrees. The mesh has those above 1.
+/// With all four degrees, and the collectives by module. The plan's mesh has the degrees above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
-                const TrainOptions& o, const std::string& file) {
+                const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
+                const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
   json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
-  write_file("--json", file, json.dump(2) + "\n");
+  json["model"] = std::filesystem::path(o.config).stem().string();
+  json["layers"] = read_config(o.config).num_hidden_layers;
+  json["flags"] = nlohmann::ordered_json::object();
+  for (const auto& [flag, value] : o.listing) {
+    json["flags"][flag] = value;
+  }
+  json["modules"] = nlohmann::ordered_json::array();
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    json["modules"].push_back({{"module", module},
+                               {"backward", backward},
+                               {"group", group},
+                               {"collective", collective},
+                               {"calls", traffic.calls},
+                               {"bytes", traffic.bytes}});
+  }
+  write_file("--json", file, json.dump(1) + "\n");
 }
 
 /// With --search: prints what it finds, and sets its best layout in `options`.
@@ -306,22 +384,13 @@ int plan(std::vector<std::string> arguments) {
     machine = planning::machine_of(flags.gpu, "--gpu");
   }
   try {
-    if (flags.calibrate.empty()) {
-      check_outputs(flags);
-    } else {
-      machine = calibrated(flags, options);
-      if (!machine) {
-        return 0;
-      }
-    }
+    check_can_write("--json", flags.json);
     const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
     const planning::RunPlan run = plan_llama(options, machine);
-    std::cout << planning::to_text(run) << std::flush;
+    const std::vector<ModuleTraffic> modules = plan_modules(options);
+    std::cout << planning::to_text(run) << to_text(modules) << std::flush;
     if (!flags.json.empty()) {
-      write_json(run, search, options, flags.json);
-    }
-    if (!flags.html.empty()) {
-      planning::write_plan_page(run, search, page_of(options), flags.html);
+      write_json(run, search, modules, options, flags.json);
     }
   } catch (const c10::Error& error) {
     tessera::fail(error.what_without_backtrace());

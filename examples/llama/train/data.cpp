@@ -34,14 +34,14 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// Those of all names and globs, in sorted order, each once.
+/// The shards of all names and globs, in sorted order, each once.
 std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
   std::vector<std::string> files = list_files(flag, globs);
   std::ranges::sort(files);
   return files;
 }
 
-/// The shards of each source. Without weights all are one.
+/// The shards of each source. Without weights there is one source.
 std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   if (options.weights.empty()) {
     return {shards_of("--tokens", options.tokens)};
@@ -53,7 +53,7 @@ std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   return sources;
 }
 
-/// The texts are gone when their tokens are stored.
+/// Frees each text before the next is tokenized.
 data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
                                      const std::vector<std::string>& files) {
   std::vector<std::int64_t> tokens;
@@ -79,7 +79,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   if (options.eos_token) {
     end = {*options.eos_token};
   } else {
-    // llama_tokenize asked it, too.
+    // llama_tokenize uses the same token.
     const std::string file = tokenizer_file(options.tokenizer, options.model);
     if (!tokenizer && !file.empty()) {
       tokenizer = data::open_tokenizer(file);
@@ -97,7 +97,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// The tokens around texts that decide on the samples: other ones are other data.
+/// The tokens around texts. Samples depend on them.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
@@ -157,7 +157,7 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
   return sources;
 }
 
-/// What decides, besides the files, how they are cut into samples.
+/// The settings, besides the files, that samples depend on.
 Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   Json result = Json::object();
   if (!edges.begin.empty()) {
@@ -177,7 +177,7 @@ Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   return result;
 }
 
-/// The samples of a planned run: zeros, just enough for a step. A plan does not depend on tokens.
+/// The samples of a planned run: zeros, enough for one step. A plan does not depend on tokens.
 class ZeroSamples final : public data::SampleSource {
  public:
   explicit ZeroSamples(const TrainOptions& options) : options_(options) {}
@@ -198,7 +198,7 @@ class ZeroSamples final : public data::SampleSource {
 TrainingData planned_data(const TrainOptions& options, const Config& config) {
   data::BatchOptions batches{.batch = options.batch};
   if (options.document_mask) {
-    // A token that the samples don't have: each is one document.
+    // A token that samples do not have, so that each sample is one document.
     batches.document_end = config.vocab_size;
   }
   TrainingData data;
@@ -228,7 +228,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   }
   TrainingData data;
   if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
-    // A new model may learn any tokens, and then learns those of the text alone.
+    // A new model accepts any tokens, and learns only those of the text.
     const bool new_to_text = options.model.empty() && options.tokens.empty();
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
@@ -309,7 +309,7 @@ void adapt_older_record(Json& saved, Json& now) {
 
 std::string data_change(Json saved, Json now) {
   adapt_older_record(saved, now);
-  // Of text and tokens nothing else is alike.
+  // Text and tokens have no other entry in common.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
     return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }
@@ -323,7 +323,7 @@ std::vector<std::string> held_out_files(const TrainOptions& options) {
                                    : options.eval_text;
 }
 
-/// Null for what a rank does not train on.
+/// Null for a run without steps.
 Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
   return {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
           {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
@@ -349,7 +349,7 @@ using namespace tessera;
 
 namespace {
 
-/// Enough text for a steady figure, little enough to end a short run soon.
+/// Enough text for a steady loss, and short enough for a short run.
 constexpr std::int64_t kMaxEvalBatches = 32;
 
 std::int64_t held_out_batches(const LlamaRun& run) {

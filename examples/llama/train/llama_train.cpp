@@ -1,6 +1,6 @@
 // Trains a Llama on a mesh of dp_replicate x dp x cp x tp ranks. The whole run is in train(), the
-// last function here. LlamaRun is the model and a step of it, setup.h makes mesh, model and
-// optimizer from the flags, and the other parts are the library's (docs/training.md). All ranks
+// last function here. LlamaRun is the model and a step of it; run.h makes mesh, model and
+// optimizer from the flags; the other parts are the library's (docs/training.md). All ranks
 // make all collective calls in the same order; only rank 0 prints and writes.
 
 #include <fmt/format.h>
@@ -50,10 +50,8 @@ training::StepRange step_range(const std::string& text) {
 }
 
 training::RecordingOptions recording_options(const TrainOptions& o) {
-  return {.trace = o.trace,
-          .trace_steps = step_range(o.trace_steps),
-          .profile = o.profile,
-          .memory_report = o.memory_report,
+  return {.profile = o.profile,
+          .profile_steps = step_range(o.profile_steps),
           .steps = o.steps,
           .device = o.device,
           .names = kNames};
@@ -67,7 +65,7 @@ training::MetricOptions metric_options(const TrainOptions& o) {
           .device = o.device};
 }
 
-/// A run and what accompanies it.
+/// A run with its checkpoints, metrics and recordings.
 struct RunParts {
   LlamaRun& run;
   training::Recording& recording;
@@ -75,7 +73,7 @@ struct RunParts {
   training::MetricLog& log;
   const StopSignals* signals;
   nlohmann::json entries;               ///< what checkpoints store besides tensors
-  std::optional<double> held_out = {};  ///< loss, of the weights as the last step left them
+  std::optional<double> held_out = {};  ///< loss of the weights after the last step
 };
 
 /// Whether any rank got a signal, which the log names once. Collective.
@@ -97,8 +95,8 @@ void evaluate(RunParts& parts) {
   });
 }
 
-/// After a step, as --eval-every says. Model and random numbers are as before. False if it was
-/// asked to stop.
+/// Evaluation after a step (--eval-every). Model and random numbers do not change. False if a
+/// signal stopped it.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
   const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
@@ -107,7 +105,7 @@ bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
     return true;
   }
   evaluate(parts);
-  // The next step's count is of that step alone.
+  // Traffic of evaluation is not part of the next step.
   observe::take_memory_use(options.device);
   metrics.eval_loss = parts.held_out;
   return parts.held_out.has_value();
@@ -139,7 +137,6 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
     save_if_due(parts, stopped);
   }
   parts.log.end();
-  parts.recording.end(*run.world);
   return !stopped;
 }
 
@@ -162,7 +159,7 @@ bool evaluate_at_end(RunParts& parts) {
 bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopSignals* signals) {
   check_same_start(*world, options.shared, model_config(options));
   choose_kernels(options);
-  training::Recording recording(recording_options(options));  // before the model: it counts memory
+  training::Recording recording(recording_options(options));
   training::Checkpointer checkpoints(checkpoint_options(options), world);
   LlamaRun run(options, world, checkpoints.loads());
   training::MetricLog log(metric_options(options), world);
@@ -173,11 +170,11 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
   if (checkpoints.loads()) {
     load_checkpoint(run, checkpoints, parts.entries);
   }
-  recording.begin(run.mesh, *run.model, run.state.step);
-  // After all that may fail before the first step: a failed start leaves no files.
+  recording.begin(*run.world, run.state.step);
+  // After all checks before the first step, so that a failed start leaves no files.
   prepare_outputs(run, checkpoints, log);
 
-  // From here on communication that no style and no FSDP unit makes is an error.
+  // From here on, communication outside of styles and FSDP is an error.
   const StrictScope strict;
   const std::optional<double> peak_flops =
       run.state.step < options.steps ? peak_flops_of(options, *world) : std::nullopt;
@@ -190,7 +187,7 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
   const std::exception_ptr unsaved = checkpoints.finish(run.state, parts.entries);
   if (finished) {
     training::with_averaged_weights(*run.optimizer, [&run] { export_weights(run); });
-    write_report(run, log);
+    write_record(run);
   }
   if (unsaved) {
     std::rethrow_exception(unsaved);

@@ -7,12 +7,11 @@
 #include <optional>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/train/print_plan.h"
 #include "examples/llama/train/run.h"
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/kernels/fused.h"
-#include "tessera/observe/tensor_memory.h"
+#include "tessera/observe/memory.h"
 
 namespace {
 
@@ -23,9 +22,9 @@ int train(std::vector<std::string> arguments) {
     tessera::observe::count_tensor_memory();
   }
   // From the start, so that a signal during start-up is not lost. To the end, so never deleted:
-  // one that comes late does not kill a rank that has saved. A run that saves nothing just ends.
+  // a late signal does not kill a rank that has saved. A run without checkpoints ends at once.
   static auto& signals = *new std::optional<tessera::StopSignals>;
-  if (!options.checkpoint.empty() && options.print_plan.empty()) {
+  if (!options.checkpoint.empty()) {
     signals.emplace();
   }
   llama::check_model(options);
@@ -35,14 +34,10 @@ int train(std::vector<std::string> arguments) {
       {.device = options.device, .backend = options.backend}));
   try {
     options = llama::with_all_degrees(std::move(options), scope.world()->size());
-    if (!options.print_plan.empty()) {
-      llama::print_plan(options, *scope.world());
-      return 0;
-    }
     const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
     return finished ? 0 : tessera::kStoppedExitCode;
   } catch (const c10::Error& error) {
-    // Out of memory, for example. what() would add pages of the stack.
+    // Out of memory, for example. what() would add a long stack.
     tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
 }

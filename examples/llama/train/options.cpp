@@ -1,6 +1,6 @@
 // The flags of llama_train: one table, which the command line, --config-file, --help and the page
-// docs/programs/training.md read. Checks of several flags follow it. A check that needs a file or
-// other ranks is where that is read.
+// docs/programs/training.md read. Checks of several flags follow. Readers of files and
+// collectives have their own checks.
 
 #include "examples/llama/train/options.h"
 
@@ -9,7 +9,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <numeric>
 #include <string_view>
@@ -27,7 +26,7 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// Adds what an option accepts.
+/// Adds the check of a value to an option.
 using Check = std::function<void(CLI::Option&)>;
 
 /// Which runs use a flag. A flag that is given for another run is an error.
@@ -77,7 +76,7 @@ Check hub(tessera::HubItem item) {
   return [item](CLI::Option& option) { option.transform(hub_name(item)); };
 }
 
-/// A number that is too small is most likely one of TFLOP/s.
+/// A number that is too small is probably in TFLOP/s.
 std::string check_peak(const std::string& text) {
   std::string number = text;
   const bool valid =
@@ -95,249 +94,127 @@ const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
 
-// Sections and flags in the order of --help-all. Two strings side by side are one.
+// Sections and flags in the order of --help-all.
 std::vector<Section> make_table() {
   using tessera::HubItem;
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
   const Check degree = by(number_between(1, kMaxDegree)), share = by(number_between(0.0, 1.0));
   const Check dropout = by(number_between(0.0, 0.999)), decay = by(number_between(0.0, 0.999999));
   const Check types = one_of({"fp32", "bf16", "fp16"}), wide_types = one_of({"fp32", "bf16"});
+  // clang-format off
   return {
       {"model",
-       {{"model",
-         &O::model,
-         "DIR|ORG/NAME",
-         "",
-         "Hugging Face folder: config.json and *.safetensors, of which each rank reads its part; "
-         "or a name in the hub's cache",
-         hub(HubItem::kModel),
-         {},
-         Form::kOne,
-         true},
-        {"config",
-         &O::config,
-         "FILE|ORG/NAME",
-         "",
-         "config.json alone; weights are initialised from --seed, with the same bits on every mesh",
-         hub(HubItem::kConfig),
-         {},
-         Form::kOne,
-         true},
-        {"tokenizer",
-         &O::tokenizer,
-         "FILE|ORG/NAME",
-         "the model's own, or bytes",
+       {{"model", &O::model, "DIR|ORG/NAME", "",
+         "Hugging Face folder: config.json and *.safetensors, of which each rank reads its "
+         "part; or a name in the hub's cache", hub(HubItem::kModel), {}, Form::kOne, true},
+        {"config", &O::config, "FILE|ORG/NAME", "",
+         "config.json alone; weights are initialised from --seed, with the same bits on every "
+         "mesh", hub(HubItem::kConfig), {}, Form::kOne, true},
+        {"tokenizer", &O::tokenizer, "FILE|ORG/NAME", "the model's own, or bytes",
          "tokenizer.json or tokenizer.model, for --text and --jsonl",
-         hub(HubItem::kTokenizer),
-         {},
-         Form::kOne,
-         true},
+         hub(HubItem::kTokenizer), {}, Form::kOne, true},
         {"dropout", &O::dropout, "P", "0",
          "Dropout of what attention and MLP add to the residual, the same on every mesh", dropout},
-        {"freeze",
-         &O::freeze,
-         "PATTERN[,PATTERN]",
-         "",
+        {"freeze", &O::freeze, "PATTERN[,PATTERN]", "",
          "Parameters that are not trained: patterns of names, as \"model.embed_tokens.**\"",
-         {},
-         {},
-         Form::kComma},
+         {}, {}, Form::kComma},
         {"lora-rank", &O::lora_rank, "R", "",
          "Train adapters of this rank (LoRA), and nothing else", above_0},
-        {"lora-alpha", &O::lora_alpha, "A", "the rank", "Adapters are scaled by A / rank", above_0,
-         kLora},
-        {"lora-targets",
-         &O::lora_targets,
-         "PATTERN[,PATTERN]",
-         "model.layers.*.*.*_proj",
-         "The modules that get adapters: patterns of names",
-         {},
-         kLora,
-         Form::kComma},
-        {"lora-dropout", &O::lora_dropout, "P", "0", "Dropout of the adapters' input", dropout,
-         kLora}}},
+        {"lora-alpha", &O::lora_alpha, "A", "the rank",
+         "Adapters are scaled by A / rank", above_0, kLora},
+        {"lora-targets", &O::lora_targets, "PATTERN[,PATTERN]", "model.layers.*.*.*_proj",
+         "The modules that get adapters: patterns of names", {}, kLora, Form::kComma},
+        {"lora-dropout", &O::lora_dropout, "P", "0",
+         "Dropout of the adapters' input", dropout, kLora}}},
       {"training",
-       {{"tokens",
-         &O::tokens,
-         "GLOB",
-         "",
+       {{"tokens", &O::tokens, "GLOB", "",
          "llm.c token shards: a glob, in quotes; several are one sequence, or with --weight a "
-         "mixture",
-         {},
-         {},
-         Form::kRepeated,
-         true},
-        {"weight",
-         &O::weights,
-         "W",
-         "",
+         "mixture", {}, {}, Form::kRepeated, true},
+        {"weight", &O::weights, "W", "",
          "Share of a --tokens in each batch; one for each, in their order",
-         above_0,
-         {[](const O& o) { return !o.tokens.empty(); }, "--tokens"},
-         Form::kRepeated},
-        {"text",
-         &O::text,
-         "FILE",
-         "",
+         above_0, {[](const O& o) { return !o.tokens.empty(); }, "--tokens"}, Form::kRepeated},
+        {"text", &O::text, "FILE", "",
          "A text file, tokenized when it is read; several one after another, each by itself",
-         {},
-         {},
-         Form::kRepeated,
-         true},
-        {"jsonl",
-         &O::jsonl,
-         "GLOB",
-         "",
+         {}, {}, Form::kRepeated, true},
+        {"jsonl", &O::jsonl, "GLOB", "",
          "JSON lines with a prompt and a completion, which has the loss; a glob, in quotes",
-         {},
-         {},
-         Form::kRepeated},
-        {"prompt-field",
-         &O::prompt_field,
-         "NAME",
-         "prompt",
-         "Key of the prompt in --jsonl",
-         {},
-         kJsonl},
-        {"completion-field",
-         &O::completion_field,
-         "NAME",
-         "completion",
-         "Key of the completion in --jsonl",
-         {},
-         kJsonl},
-        {"truncate",
-         &O::truncate,
-         "",
-         "",
-         "Cut samples of --jsonl that are longer than --seq (an error without)",
-         {},
-         kJsonl},
+         {}, {}, Form::kRepeated},
+        {"prompt-field", &O::prompt_field, "NAME", "prompt",
+         "Key of the prompt in --jsonl", {}, kJsonl},
+        {"completion-field", &O::completion_field, "NAME", "completion",
+         "Key of the completion in --jsonl", {}, kJsonl},
+        {"truncate", &O::truncate, "", "",
+         "Cut samples of --jsonl that are longer than --seq (an error without)", {}, kJsonl},
         {"shuffle", &O::shuffle, "SEED", "the order of the data",
          "Take the samples in an order of this seed, another in each pass over the data",
          at_least_0},
-        {"document-mask",
-         &O::document_mask,
-         "",
-         "",
+        {"document-mask", &O::document_mask, "", "",
          "Tokens attend to their own document alone, and positions begin anew with each",
-         {},
-         {[](const O& o) { return o.jsonl.empty(); }, "--tokens and --text"}},
-        {"eos-token",
-         &O::eos_token,
-         "ID",
-         "the tokenizer's or the model's",
+         {}, {[](const O& o) { return o.jsonl.empty(); }, "--tokens and --text"}},
+        {"eos-token", &O::eos_token, "ID", "the tokenizer's or the model's",
          "The token that ends a document or a completion",
-         at_least_0,
-         {[](const O& o) { return o.document_mask || !o.jsonl.empty(); },
-          "--document-mask and --jsonl"}},
-        {"steps", &O::steps, "N", "10", "Optimizer steps", at_least_0, {}, Form::kOne, true},
-        {"batch",
-         &O::batch,
-         "N",
-         "4",
-         "Sequences a step over all ranks",
-         above_0,
-         {},
-         Form::kOne,
-         true},
-        {"seq", &O::seq, "N", "128", "Tokens a sequence", above_0, {}, Form::kOne, true},
+         at_least_0, {[](const O& o) { return o.document_mask || !o.jsonl.empty(); }, "--document-mask and --jsonl"}},
+        {"steps", &O::steps, "N", "10",
+         "Optimizer steps", at_least_0, {}, Form::kOne, true},
+        {"batch", &O::batch, "N", "4",
+         "Sequences a step over all ranks", above_0, {}, Form::kOne, true},
+        {"seq", &O::seq, "N", "128",
+         "Tokens a sequence", above_0, {}, Form::kOne, true},
         {"accumulate", &O::accumulate, "N", "1",
          "Micro-batches that each rank splits its part of --batch into", degree},
-        {"seed", &O::seed, "N", "0", "Seed of the initial weights and of dropout", at_least_0},
-        {"clip", &O::clip, "X", "1.0", "Largest gradient norm", above_0},
+        {"seed", &O::seed, "N", "0",
+         "Seed of the initial weights and of dropout", at_least_0},
+        {"clip", &O::clip, "X", "1.0",
+         "Largest gradient norm", above_0},
         {"z-loss", &O::z_loss, "Z", "0",
          "Adds Z * log(sum of exp(logits))^2 a token to the training loss", at_least_0},
         {"label-smoothing", &O::label_smoothing, "E", "0",
          "The share of each target that is spread over the vocabulary in training", share},
         {"loss-chunks", &O::loss_chunks, "N", "parts of 640 MiB, where the logits are larger",
-         "Head and loss take the tokens in N parts, so that the logits never exist whole; 0, 1: "
-         "all "
-         "at once",
-         by(number_between(0, kMaxDegree))},
-        {"param-dtype",
-         &O::param_dtype,
-         "T",
-         "bf16 on CUDA, fp32 on CPU",
-         "Type of gathers and computation: fp32, bf16, or fp16 with loss scaling; master weights "
-         "are fp32",
-         types,
-         {},
-         Form::kOne,
-         true},
-        {"reduce-dtype", &O::reduce_dtype, "T", "fp32", "Type of gradient reduction: fp32 or bf16",
-         wide_types},
-        {"fp8", &O::fp8, "", "", "Compute the blocks' linear layers in 8 bits"},
-        {"offload",
-         &O::offload,
-         "",
-         "off",
+         "Head and loss take the tokens in N parts, so that the logits never exist whole; 0, "
+         "1: all at once", by(number_between(0, kMaxDegree))},
+        {"param-dtype", &O::param_dtype, "T", "bf16 on CUDA, fp32 on CPU",
+         "Type of gathers and computation: fp32, bf16, or fp16 with loss scaling; master "
+         "weights are fp32", types, {}, Form::kOne, true},
+        {"reduce-dtype", &O::reduce_dtype, "T", "fp32",
+         "Type of gradient reduction: fp32 or bf16", wide_types},
+        {"fp8", &O::fp8, "", "",
+         "Compute the blocks' linear layers in 8 bits"},
+        {"offload", &O::offload, "", "off",
          "Keep shards, gradients and the optimizer's state in the host's memory",
-         {},
-         {},
-         Form::kNegated},
-        {"device",
-         &O::device,
-         "cpu|cuda",
-         "cpu",
-         "Where to compute: cpu or cuda",
-         one_of({"cpu", "cuda"}),
-         {},
-         Form::kOne,
-         true},
-        {"allow-math-attention",
-         &O::allow_math_attention,
-         "",
-         "",
+         {}, {}, Form::kNegated},
+        {"device", &O::device, "cpu|cuda", "cpu",
+         "Where to compute: cpu or cuda", one_of({"cpu", "cuda"}), {}, Form::kOne, true},
+        {"allow-math-attention", &O::allow_math_attention, "", "",
          "Train on CUDA even if no fused kernel takes this attention (an error without)",
-         {},
-         kCuda},
-        {"deterministic",
-         &O::deterministic,
-         "",
-         "",
+         {}, kCuda},
+        {"deterministic", &O::deterministic, "", "",
          "Take libtorch's deterministic algorithms on CUDA, in attention's backward, too",
-         {},
-         kCuda}}},
+         {}, kCuda}}},
       {"validation",
-       {{"eval-text",
-         &O::eval_text,
-         "FILE",
-         "",
+       {{"eval-text", &O::eval_text, "FILE", "",
          "Held-out text, whose loss is printed at the end; several are one text",
-         {},
-         {},
-         Form::kRepeated,
-         true},
-        {"eval-tokens",
-         &O::eval_tokens,
-         "GLOB",
-         "",
-         "Held-out llm.c token shards; a glob, in quotes",
-         {},
-         {},
-         Form::kRepeated},
+         {}, {}, Form::kRepeated, true},
+        {"eval-tokens", &O::eval_tokens, "GLOB", "",
+         "Held-out llm.c token shards; a glob, in quotes", {}, {}, Form::kRepeated},
         {"eval-every", &O::eval_every, "N", "at the end only",
          "Evaluate the held-out data after every N steps, too", above_0}}},
       {"optimizer",
        {{"optimizer", &O::optimizer, "O", "adamw",
          "adamw, sgd, or muon for the blocks' matrices with adamw for the rest",
          one_of({"adamw", "sgd", "muon"})},
-        {"lr", &O::lr, "X", "1e-3", "Peak learning rate", at_least_0, {}, Form::kOne, true},
-        {"betas", &O::betas, "B1,B2", "0.9,0.95", "AdamW's decay rates of its two means", decay,
-         kAdam, Form::kComma},
+        {"lr", &O::lr, "X", "1e-3",
+         "Peak learning rate", at_least_0, {}, Form::kOne, true},
+        {"betas", &O::betas, "B1,B2", "0.9,0.95",
+         "AdamW's decay rates of its two means", decay, kAdam, Form::kComma},
         // Below it there is no normal number of fp32.
-        {"eps", &O::eps, "X", "1e-8", "AdamW's epsilon, which it adds to the root",
-         by(number_between(1.2e-38, 1e38)), kAdam},
+        {"eps", &O::eps, "X", "1e-8",
+         "AdamW's epsilon, which it adds to the root", by(number_between(1.2e-38, 1e38)), kAdam},
         {"moment-dtype", &O::moment_dtype, "T", "fp32",
          "Type of AdamW's two means: fp32, or bf16 rounded at random", wide_types, kAdam},
-        {"momentum",
-         &O::momentum,
-         "M",
-         "0.95",
+        {"momentum", &O::momentum, "M", "0.95",
          "The momentum of sgd and muon",
-         by(number_between(0.0, 0.9999)),
-         {[](const O& o) { return o.optimizer != "adamw"; }, "--optimizer sgd and muon"}},
+         by(number_between(0.0, 0.9999)), {[](const O& o) { return o.optimizer != "adamw"; }, "--optimizer sgd and muon"}},
         {"weight-decay", &O::weight_decay, "X", "0.1",
          "Weight decay of the optimizer, on every parameter", at_least_0},
         {"decay-matrices-only", &O::decay_matrices_only, "", "",
@@ -346,227 +223,101 @@ std::vector<Section> make_table() {
          "Keep an average of the weights with this decay, for evaluation and what is saved",
          decay}}},
       {"lr_scheduler",
-       {{"schedule",
-         &O::schedule,
-         "S",
-         "constant",
+       {{"schedule", &O::schedule, "S", "constant",
          "constant, cosine, linear or wsd: stable, then linear",
-         one_of({"constant", "cosine", "linear", "wsd"}),
-         {},
-         Form::kOne,
-         true},
-        {"warmup",
-         &O::warmup,
-         "N",
-         "0",
-         "Steps of linear warm-up",
-         at_least_0,
-         {},
-         Form::kOne,
-         true},
-        {"min-lr",
-         &O::min_lr,
-         "X",
-         "0",
+         one_of({"constant", "cosine", "linear", "wsd"}), {}, Form::kOne, true},
+        {"warmup", &O::warmup, "N", "0",
+         "Steps of linear warm-up", at_least_0, {}, Form::kOne, true},
+        {"min-lr", &O::min_lr, "X", "0",
          "The rate at the end of a falling schedule",
-         at_least_0,
-         {[](const O& o) { return o.schedule != "constant"; },
-          "--schedule cosine, linear and wsd"}},
-        {"decay-ratio",
-         &O::decay_ratio,
-         "R",
-         "0.2",
+         at_least_0, {[](const O& o) { return o.schedule != "constant"; }, "--schedule cosine, linear and wsd"}},
+        {"decay-ratio", &O::decay_ratio, "R", "0.2",
          "The share of the steps in which wsd falls",
-         share,
-         {[](const O& o) { return o.schedule == "wsd"; }, "--schedule wsd"}}}},
+         share, {[](const O& o) { return o.schedule == "wsd"; }, "--schedule wsd"}}}},
       {"parallelism",
-       {{"dp",
-         &O::dp,
-         "N",
-         "1",
+       {{"dp", &O::dp, "N", "1",
          "FSDP degree; -1: the ranks that the other degrees leave",
-         by(degree_or_rest()),
-         {},
-         Form::kOne,
-         true},
-        {"tp", &O::tp, "N", "1", "Tensor-parallel degree", degree, {}, Form::kOne, true},
-        {"cp",
-         &O::cp,
-         "N",
-         "1",
+         by(degree_or_rest()), {}, Form::kOne, true},
+        {"tp", &O::tp, "N", "1",
+         "Tensor-parallel degree", degree, {}, Form::kOne, true},
+        {"cp", &O::cp, "N", "1",
          "Context-parallel degree: each sequence is split over so many ranks; 2N divides --seq",
-         degree,
-         {},
-         Form::kOne,
-         true},
-        {"dp-replicate", &O::dp_replicate, "N", "1", "Replicas of the mesh: HSDP", degree},
+         degree, {}, Form::kOne, true},
+        {"dp-replicate", &O::dp_replicate, "N", "1",
+         "Replicas of the mesh: HSDP", degree},
         {"zero", &O::zero, "2|3", "3",
          "3: free parameters between forward and backward; 2: keep them gathered",
          by(CLI::IsMember({2, 3}))},
-        {"reshard-last",
-         &O::reshard_last,
-         "",
-         "off",
-         "With --zero 3: free also the last block, final norm and head",
-         {},
-         {},
-         Form::kNegated},
-        {"sp",
-         &O::sp,
-         "",
-         "on with --tp",
-         "Sequence parallelism between the blocks' halves",
-         {},
-         {},
-         Form::kNegated},
-        {"sp-regather",
-         &O::sp_regather,
-         "",
-         "on",
+        {"reshard-last", &O::reshard_last, "", "off",
+         "With --zero 3: free also the last block, final norm and head", {}, {}, Form::kNegated},
+        {"sp", &O::sp, "", "on with --tp",
+         "Sequence parallelism between the blocks' halves", {}, {}, Form::kNegated},
+        {"sp-regather", &O::sp_regather, "", "on",
          "With --sp and --ac none: keep the blocks' inputs split, and gather them again in "
-         "backward",
-         {},
-         {},
-         Form::kNegated},
-        {"loss-parallel",
-         &O::loss_parallel,
-         "",
-         "on with --tp",
-         "Keep the logits split over the vocabulary",
-         {},
-         {},
-         Form::kNegated},
+         "backward", {}, {}, Form::kNegated},
+        {"loss-parallel", &O::loss_parallel, "", "on with --tp",
+         "Keep the logits split over the vocabulary", {}, {}, Form::kNegated},
         {"backend", &O::backend, "gloo|nccl", "gloo on CPU, nccl on CUDA",
          "Collectives: gloo or nccl", one_of({"gloo", "nccl"})}}},
       {"activation_checkpoint",
-       {{"ac",
-         &O::ac,
-         "A",
-         "none",
-         "Activation checkpointing: none; full: recompute the blocks; selective: all but attention "
-         "and half of the matrix products",
-         one_of({"none", "full", "selective"}),
-         {},
-         Form::kOne,
-         true}}},
+       {{"ac", &O::ac, "A", "none",
+         "Activation checkpointing: none; full: recompute the blocks; selective: all but "
+         "attention and half of the matrix products",
+         one_of({"none", "full", "selective"}), {}, Form::kOne, true}}},
       {"checkpoint",
-       {{"checkpoint",
-         &O::checkpoint,
-         "DIR",
-         "",
+       {{"checkpoint", &O::checkpoint, "DIR", "",
          "Save all that training needs, at the end and at SIGTERM or SIGUSR1",
-         {},
-         {},
-         Form::kOne,
-         true},
-        {"checkpoint-every",
-         &O::checkpoint_every,
-         "N",
-         "at the end only",
-         "Also save after every N steps",
-         above_0,
-         {},
-         Form::kOne,
-         true},
-        {"async",
-         &O::async,
-         "",
-         "on",
+         {}, {}, Form::kOne, true},
+        {"checkpoint-every", &O::checkpoint_every, "N", "at the end only",
+         "Also save after every N steps", above_0, {}, Form::kOne, true},
+        {"async", &O::async, "", "on",
          "Write from a copy in the host's memory, while training continues",
-         {},
-         {},
-         Form::kNegated},
-        {"keep", &O::keep, "K", "all", "How many checkpoints stay, at least 2",
-         by(number_between(2, 1'000'000))},
-        {"resume",
-         &O::resume,
-         " [auto]",
-         "",
+         {}, {}, Form::kNegated},
+        {"keep", &O::keep, "K", "all",
+         "How many checkpoints stay, at least 2", by(number_between(2, 1'000'000))},
+        {"resume", &O::resume, " [auto]", "",
          "Continue from the newest step in --checkpoint; auto: or begin, if it is empty",
-         one_of({"newest", "auto"}),
-         {},
-         Form::kOne,
-         true,
-         "newest"},
-        {"resume-step", &O::resume_step, "N", "", "Continue from this step", at_least_0},
+         one_of({"newest", "auto"}), {}, Form::kOne, true, "newest"},
+        {"resume-step", &O::resume_step, "N", "",
+         "Continue from this step", at_least_0},
         {"initial-load", &O::initial_load, "DIR", "",
          "Begin with the state of another run's checkpoint; steps count from 0"},
-        {"exclude",
-         &O::exclude,
-         "PART[,PART]",
-         "",
+        {"exclude", &O::exclude, "PART[,PART]", "",
          "Leave out of what is loaded: optimizer, data (begin with other data), or both",
-         one_of({"optimizer", "data"}),
-         {},
-         Form::kComma},
-        {"save-hf",
-         &O::save_hf,
-         "DIR",
-         "",
-         "Write the weights at the end as transformers loads them; with --steps 0 as initialised "
-         "or "
-         "loaded",
-         {},
-         {},
-         Form::kOne,
-         true},
+         one_of({"optimizer", "data"}), {}, Form::kComma},
+        {"save-hf", &O::save_hf, "DIR", "",
+         "Write the weights at the end as transformers loads them; with --steps 0 as "
+         "initialised or loaded", {}, {}, Form::kOne, true},
         {"save-hf-dtype", &O::save_hf_dtype, "T", "fp32",
          "Type of the weights of --save-hf: fp32, bf16 or fp16", types},
-        {"save-lora",
-         &O::save_lora,
-         "DIR",
-         "",
-         "Write the adapters at the end in PEFT's form",
-         {},
-         kLora},
-        {"merge-lora",
-         &O::merge_lora,
-         "",
-         "",
-         "Add the adapters to the weights of --save-hf",
-         {},
-         kLora}}},
+        {"save-lora", &O::save_lora, "DIR", "",
+         "Write the adapters at the end in PEFT's form", {}, kLora},
+        {"merge-lora", &O::merge_lora, "", "",
+         "Add the adapters to the weights of --save-hf", {}, kLora}}},
       {"metrics",
        {{"metrics", &O::metrics, "FILE.jsonl", "",
-         "A JSON object a step; report.html is written to the same folder"},
+         "A JSON object a step; run.json is written to the same folder"},
         {"tensorboard", &O::tensorboard, "DIR", "",
          "Write TensorBoard's files, with torchtitan's names"},
-        {"log-every", &O::log_every, "N", "10", "Steps between console lines", above_0},
+        {"log-every", &O::log_every, "N", "10",
+         "Steps between console lines", above_0},
         {"peak-flops", &O::peak_flops, "X|measure", "the data sheet's, for known GPUs",
          "The peak for MFU: the FLOP/s of a device, or measure: those of a matrix product here",
          [](CLI::Option& option) { option.check(check_peak, ""); }}}},
       {"profiling",
-       {{"trace", &O::trace, "FILE.json", "",
-         "Write what each rank does in some steps, and waits for, as a Chrome trace"},
-        {"trace-steps", &O::trace_steps, "A:B", "the second of this run",
-         "The steps of --trace, both included"},
-        {"profile", &O::profile, "FILE.json", "",
-         "Write what libtorch's profiler sees of rank 0 in the last step, as a Chrome trace"},
-        {"memory-report", &O::memory_report, "FILE.json", "",
-         "Write what tensors took in the step that took the most, by rank, FSDP unit and kind"}}},
+       {{"profile", &O::profile, "FILE.json", "",
+         "Write libtorch's profile of each rank, with its modules, as Chrome traces: "
+         "FILE.json, FILE.rank1.json, ..."},
+        {"profile-steps", &O::profile_steps, "A:B", "the last",
+         "The steps of --profile, both included"}}},
       {"job",
-       {{"output-dir",
-         &O::output_dir,
-         "DIR",
-         "",
+       {{"output-dir", &O::output_dir, "DIR", "",
          "A new folder for the run: config.toml with all flags, metrics, checkpoints",
-         {},
-         {},
-         Form::kOne,
-         true},
-        {"print-plan",
-         &O::print_plan,
-         "[=json]",
-         "",
-         "Print what each rank holds and sends in a step, and end: table or json",
-         one_of({"table", "json"}),
-         {},
-         Form::kOne,
-         true,
-         "table"},
+         {}, {}, Form::kOne, true},
         {"verify", &O::verify, "", "",
          "Before the first step compare a sample of each data-parallel rank with what one rank "
          "computes"}}}};
+  // clang-format on
 }
 
 const std::vector<Section>& table() {
@@ -627,8 +378,8 @@ FlagNames first_flags() {
   return names;
 }
 
-/// Refuses flags that would change nothing. Returns those of them that are not given: their
-/// defaults are not the run's.
+/// Refuses given flags that would change nothing. Returns the others without effect: the run does
+/// not use their defaults.
 std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
   std::vector<LeftOut> unused;
   for (const Section& section : table()) {
@@ -670,7 +421,7 @@ bool resumes(const TrainOptions& o) {
   return !o.resume.empty() || o.resume_step >= 0;
 }
 
-/// In the terms of the command line, because that is where the user will change it.
+/// In terms of the command line, where the user will change it.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees) {
   std::string text;
   for (const auto& [name, degree] : degrees) {
@@ -692,16 +443,16 @@ std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text) 
   const std::int64_t first = number(std::string_view(text).substr(0, colon));
   const std::int64_t last =
       colon == std::string::npos ? 0 : number(std::string_view(text).substr(colon + 1));
-  TESSERA_CHECK(first >= 1 && first <= last, "--trace-steps ", text,
+  TESSERA_CHECK(first >= 1 && first <= last, "--profile-steps ", text,
                 " is no range of steps; give A:B with 1 <= A <= B, such as 2:3");
   return {first, last};
 }
 
-std::filesystem::path report_file(const TrainOptions& o) {
+std::filesystem::path record_file(const TrainOptions& o) {
   const std::filesystem::path folder = o.output_dir.empty()
                                            ? std::filesystem::path(o.metrics).parent_path()
                                            : std::filesystem::path(o.output_dir);
-  return folder / "report.html";
+  return folder / "run.json";
 }
 
 namespace {
@@ -748,8 +499,7 @@ void check_data(const TrainOptions& o, bool needed) {
 }
 
 void check_parallelism(const TrainOptions& o) {
-  // Sequences are dealt out evenly; a rank with fewer would make the mean of the ranks' means
-  // another number than the mean.
+  // Each rank gets the same number of sequences, so that the mean of the ranks' means is the mean.
   const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.accumulate;
   TESSERA_CHECK(
       o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
@@ -770,9 +520,6 @@ void check_parallelism(const TrainOptions& o) {
   TESSERA_CHECK(o.cp == 1 || (o.dropout == 0 && o.lora_dropout == 0),
                 o.dropout > 0 ? "--dropout" : "--lora-dropout", " is given with --cp ", o.cp,
                 ", whose ranks would not drop what one rank drops; leave out one of them");
-  TESSERA_CHECK(o.cp == 1 || std::getenv("TESSERA_COMPARE") == nullptr,
-                "TESSERA_COMPARE is set with --cp ", o.cp,
-                ", but puts no tensors of split sequences together; compare a run without --cp");
 }
 
 void check_checkpoints(const TrainOptions& o) {
@@ -809,19 +556,17 @@ void check_metrics(const TrainOptions& o) {
   TESSERA_CHECK(
       !o.verify || o.steps > 0,
       "--verify is given with --steps 0, which reads no data to verify with; take a step");
-  TESSERA_CHECK(!o.verify || std::getenv("TESSERA_COMPARE") == nullptr,
-                "--verify is given with TESSERA_COMPARE, which would record its step as the first; "
-                "take one of them");
-  if (o.trace_steps.empty()) {
+  if (o.profile_steps.empty()) {
     return;
   }
-  TESSERA_CHECK(!o.trace.empty(),
-                "--trace-steps is given without --trace; pass the file of the trace");
-  TESSERA_CHECK(parse_step_range(o.trace_steps).second <= o.steps, "--trace-steps ", o.trace_steps,
-                " ends after --steps ", o.steps, "; name steps that the run makes");
+  TESSERA_CHECK(!o.profile.empty(),
+                "--profile-steps is given without --profile; pass the file of the profile");
+  TESSERA_CHECK(parse_step_range(o.profile_steps).second <= o.steps, "--profile-steps ",
+                o.profile_steps, " ends after --steps ", o.steps,
+                "; name steps that the run makes");
 }
 
-// The command line has them also where the options of a plan leave them out.
+// From the command line, which also has the inputs that the options of a plan leave out.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
@@ -855,17 +600,15 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
 
 void check_outputs(const TrainOptions& o) {
   std::vector<NamedFile> files = o.inputs;
-  const std::string report = o.metrics.empty() ? "" : report_file(o).string();
-  // A resumed run writes config-2.toml, or the next that is not there.
+  const std::string record = o.metrics.empty() ? "" : record_file(o).string();
+  // A resumed run writes config-2.toml, or the next free name.
   const bool writes_flags = !o.output_dir.empty() && !resumes(o);
   const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},
                                    {"config.toml of --output-dir", flags},
                                    {"--metrics", o.metrics},
-                                   {"report.html of --metrics", report},
-                                   {"--trace", o.trace},
+                                   {"run.json of --metrics", record},
                                    {"--profile", o.profile},
-                                   {"--memory-report", o.memory_report},
                                    {"--tensorboard", o.tensorboard},
                                    {"--checkpoint", o.checkpoint},
                                    {"--save-hf", o.save_hf},
@@ -880,7 +623,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(o.model.empty() != o.config.empty(),
                 o.model.empty() ? "no model given; pass --model DIR or --config FILE"
                                 : "--model and --config are both given; pass one of them");
-  check_data(o, /*needed=*/o.steps > 0 && o.print_plan.empty() && !o.planned);
+  check_data(o, /*needed=*/o.steps > 0 && !o.planned);
   const std::size_t betas = app.get_option("--betas")->count();
   TESSERA_CHECK(betas == 0 || betas == 2, "--betas has ", betas, betas == 1 ? " value" : " values",
                 "; give two, B1,B2");
@@ -890,12 +633,12 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   check_parallelism(o);
   check_checkpoints(o);
   check_metrics(o);
-  if (!o.model.empty() && o.print_plan.empty()) {
+  if (!o.model.empty()) {
     tessera::check_hub_weights(o.model);
   }
 }
 
-/// For the report: all that this run uses, given or not.
+/// For the report: all flags that this run uses, given or not.
 std::vector<std::pair<std::string, std::string>> list(const std::vector<ResolvedFlag>& flags) {
   std::vector<std::pair<std::string, std::string>> rows;
   for (const ResolvedFlag& flag : flags) {
@@ -961,7 +704,7 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
   return o;
 }
 
-/// A plan reads a model's configuration, and nothing else.
+/// A plan reads only a model's configuration.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
   o.planned = true;
@@ -969,9 +712,9 @@ TrainOptions planned(TrainOptions o) {
     o.config = o.model + "/config.json";
     o.model.clear();
   }
-  for (std::string* file : {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf,
-                            &o.save_lora, &o.print_plan, &o.tensorboard, &o.output_dir, &o.trace,
-                            &o.trace_steps, &o.profile, &o.memory_report}) {
+  for (std::string* file :
+       {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf, &o.save_lora,
+        &o.tensorboard, &o.output_dir, &o.profile, &o.profile_steps}) {
     file->clear();
   }
   o.merge_lora = false;

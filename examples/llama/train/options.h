@@ -78,8 +78,7 @@ struct TrainOptions {
   std::vector<std::string> exclude;  ///< "optimizer", "data"
 
   std::string metrics, save_hf, save_hf_dtype;
-  std::string trace, trace_steps, profile, memory_report;
-  std::string print_plan;  ///< "": no; "table" or "json"
+  std::string profile, profile_steps;
   bool verify = false;
   std::int64_t log_every = 10;
   std::int64_t eval_every = 0;  ///< 0: at the end only
@@ -96,10 +95,11 @@ struct TrainOptions {
 
   /// Name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
-  /// The same of all ranks: of files whether they are given, as hosts may have other folders.
+  /// The values that all ranks must have; of files, which may differ between hosts, whether they
+  /// are given.
   std::map<std::string, std::string> shared;
   std::vector<std::string> given;  ///< names of the flags that were given
-  std::vector<NamedFile> inputs;   ///< what the flags name to be read
+  std::vector<NamedFile> inputs;   ///< the files that the flags name as inputs
   /// All flags as a file for --config-file, which starts the same run in another --output-dir.
   std::string resolved;
 };
@@ -107,8 +107,8 @@ struct TrainOptions {
 /// The table of all flags in docs/programs/training.md.
 std::string flags_page();
 
-/// Where report.html of a run with --metrics is written.
-std::filesystem::path report_file(const TrainOptions& options);
+/// Where run.json of a run with --metrics is written.
+std::filesystem::path record_file(const TrainOptions& options);
 
 /// Whether the run continues from its own checkpoints, if there are any.
 bool resumes(const TrainOptions& options);
@@ -120,19 +120,19 @@ std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>
 /// text.
 std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 
-/// Throws tessera::Error for anything that can be told wrong without other ranks or files'
-/// contents.
+/// Throws tessera::Error for all errors that need neither other ranks nor the contents of files.
 TrainOptions parse_train_options(std::vector<std::string> arguments);
 
-/// With the degree that `ranks` leave for --dp -1. Throws tessera::Error where they leave none.
+/// Sets --dp -1 to the degree that `ranks` allow. Throws tessera::Error if there is none.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 
-/// The same flags for a run that is only planned: without what it would read, save or load.
+/// The same flags for a planned run: without files that it would read or write.
 TrainOptions planned(TrainOptions options);
 
-/// The same flags for a program that plans such a run, beside its own: `declare` adds those. A run
-/// needs no data then, and what it would read, save or load is left out. `uses_gpu` is asked after
-/// parsing whether the run is to be of a GPU where --device does not say.
+/// The same flags for a program that plans a run. `declare` adds the flags of that program. The run
+/// needs no data, and has no files that it would read or write. `uses_gpu` is called after parsing
+/// if
+/// --device is not given.
 TrainOptions parse_plan_options(std::vector<std::string> arguments,
                                 const std::function<void(CLI::App&)>& declare,
                                 const std::function<bool()>& uses_gpu);

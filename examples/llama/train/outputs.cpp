@@ -24,7 +24,7 @@ namespace {
 
 /// "" for a folder without one.
 std::string file_of_a_run(const std::filesystem::path& folder) {
-  for (const char* name : {"config.toml", "metrics.jsonl", "report.html"}) {
+  for (const char* name : {"config.toml", "metrics.jsonl", "run.json"}) {
     if (std::filesystem::exists(folder / name)) {
       return name;
     }
@@ -55,14 +55,13 @@ bool has_flags(const std::filesystem::path& config, const std::string& text) {
          flags_of(tessera::files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
 }
 
-/// For a run that begins. With --resume auto it may be one that ended before its first step was
-/// saved.
+/// For a new run. With --resume auto it may repeat one that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
   const bool begins_again = may_begin_again && has_flags(config, text);
   std::string found = begins_again ? "" : file_of_a_run(folder);
-  // If two runs begin at the same time, one of them writes it.
+  // Of two runs that begin at the same time, one writes it.
   if (found.empty() && !tessera::files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
   }
@@ -100,7 +99,7 @@ using namespace tessera;
 
 namespace {
 
-/// What adapters were trained beside.
+/// The base model of adapters.
 std::string base_model(const TrainOptions& options) {
   return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
                                : options.model;
@@ -126,7 +125,7 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   log.open(run.state.step);
 }
 
-/// A slow kernel shows in the log before it shows in the step's time.
+/// The log names a slow kernel before the first step.
 std::string attention_of_a_rank(const LlamaRun& run) {
   const TrainOptions& options = run.options;
   const Config& config = run.config;
@@ -223,20 +222,16 @@ void export_weights(LlamaRun& run) {
   }
 }
 
-void write_report(const LlamaRun& run, const training::MetricLog& log) {
+void write_record(const LlamaRun& run) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // a pipe has no folder
+    return;  // beside a pipe there is no place for it
   }
-  const std::filesystem::path report = report_file(run.options);
-  observe::write_report({.title = "llama_train on " + to_string(run.mesh),
-                         .configuration = run.options.listing,
-                         .sharding = observe::sharding_table(*run.model),
-                         .steps = log.history(),
-                         .sample = ""},
-                        report);
-  std::cout << "report: " << report.string() << std::endl;
+  observe::write_run_record({.title = "llama_train on " + to_string(run.mesh),
+                             .configuration = run.options.listing,
+                             .sharding = observe::sharding_table(*run.model)},
+                            record_file(run.options));
 }
 
 using Json = nlohmann::json;
@@ -310,8 +305,8 @@ void check_flags_of_begin(const Json& saved, const training::Checkpointer& check
                                        {"--lora-rank", "--lora-targets", "--lora-alpha"});
   TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
                 "': ", change,
-                "; give the same, or begin with its weights by --model: tessera-ckpt export-hf "
-                "writes them, and of a step with adapters llama_train --save-hf --merge-lora");
+                "; give the same, or begin with its weights by --model: llama_train --steps 0 "
+                "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
   const std::string of_optimizer =
       checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
   TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,

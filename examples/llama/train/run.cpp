@@ -16,7 +16,7 @@
 
 #include "examples/llama/start.h"
 #include "tessera/core/layout_math.h"
-#include "tessera/observe/flops.h"
+#include "tessera/observe/metrics.h"
 
 namespace llama {
 
@@ -44,10 +44,10 @@ ActivationMemory activation_memory(const std::string& ac) {
 void choose_kernels(const TrainOptions& o) {
   nn::allow_math_attention(o.allow_math_attention);
   if (o.deterministic) {
-    // libtorch asks cuBLAS's users for a workspace of a fixed size.
+    // libtorch requires a cuBLAS workspace of a fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // It would fill all memory that operators allocate.
+    // libtorch would fill all new memory.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }
@@ -84,8 +84,7 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 
 namespace {
 
-/// The head stays in the type of computation, as usual. Before adapters are added, which stay so
-/// too.
+/// The head stays in the type of computation, as usual, and so do adapters, which are added later.
 void convert_to_fp8(Llama& model, const TrainOptions& o) {
   const nn::Fp8Conversion layers =
       nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
@@ -94,7 +93,7 @@ void convert_to_fp8(Llama& model, const TrainOptions& o) {
                 o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
 }
 
-/// A plan is made for a GPU without one.
+/// A plan for a GPU needs none.
 void check_gpu_of_fp8(const TrainOptions& o) {
   const int capability = o.device == "cuda" ? observe::compute_capability() : 0;
   TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
@@ -102,7 +101,7 @@ void check_gpu_of_fp8(const TrainOptions& o) {
                 ", and products in 8 bits need 8.9 or more; leave it out");
 }
 
-/// Before parallelize(), which shards an adapter as the weight that it belongs to.
+/// Called before parallelize(), which shards adapters like their weights.
 void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
   if (o.lora_rank > 0) {
     nn::apply_lora(model, lora_options(o));
@@ -113,8 +112,8 @@ void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
                 "--freeze leaves no parameter to train; leave some out of its patterns");
 }
 
-/// A model may be trained beyond its positions, as in transformers. A number that is a mistake is
-/// refused before memory is asked for.
+/// A model may be trained beyond its positions, as in transformers. A huge number is refused before
+/// memory is allocated.
 void check_sequence(const TrainOptions& options, const Config& config) {
   constexpr std::int64_t kMostTokens = 1'000'000;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
@@ -127,14 +126,13 @@ void check_sequence(const TrainOptions& options, const Config& config) {
                 " tokens a step; take fewer");
 }
 
-ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& apply) {
+ParallelOptions parallel_options(const TrainOptions& options) {
   return {.sequence_parallel = options.sp,
           .loss_parallel = options.loss_parallel,
           .regather = options.sp_regather,
           .reshard_last = options.reshard_last,
           .fsdp = fsdp_options(options),
-          .activations = activation_memory(options.ac),
-          .apply_plan = apply};
+          .activations = activation_memory(options.ac)};
 }
 
 }  // namespace
@@ -142,7 +140,7 @@ ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& a
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
   std::shared_ptr<Llama> model;
   {
-    // No rank could hold a large model whole, not even for a moment.
+    // A rank may not have memory for the whole model.
     const nn::MetaDevice meta;
     model = std::make_shared<Llama>(config, options.seq, options.dropout);
   }
@@ -178,9 +176,9 @@ void check_model(const TrainOptions& options) {
 }
 
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const DeviceMesh& mesh, const ApplyPlan& apply) {
+                                  const DeviceMesh& mesh) {
   std::shared_ptr<Llama> model = make_meta_model(options, config);
-  ParallelOptions parallel = parallel_options(options, apply);
+  ParallelOptions parallel = parallel_options(options);
   if (options.fp8) {
     check_gpu_of_fp8(options);
   }
@@ -216,7 +214,7 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
-/// Made before the model's call, which has its tensors on the device.
+/// Made before the model's call, with tensors on the device.
 nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
   return rows.host_positions.defined()
              ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
@@ -235,7 +233,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
     return model(rows.inputs, HeadLoss{targets, head, rows.positions, documents});
   }
-  // The logits may be sharded over the vocabulary; the loss takes them as they are.
+  // The loss accepts logits that are sharded over the vocabulary.
   const at::Tensor logits =
       rows.positions.defined()
           ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions, documents)
@@ -245,7 +243,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
 
 namespace {
 
-/// With --decay-matrices-only those with weight decay, then those without; else all in one group.
+/// With --decay-matrices-only two groups, with and without weight decay; else one group.
 template <class Options>
 std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
                                                 const std::vector<nn::SlotPtr>& slots,
@@ -343,7 +341,7 @@ std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOp
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
-    // Under the name that readers look for, and without another form of it.
+    // Under its usual name, and without another file of the tokenizer.
     for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
       chosen.erase(form);
     }
@@ -357,11 +355,12 @@ using namespace tessera;
 
 namespace {
 
-/// FLOPs of a product: 2 for each weight and token, as often again for the gradient of its input,
-/// and of the weight.
+/// FLOPs of a product: 2 for each weight and token, and the same for the gradient of its input and
+/// for that of the weight.
 constexpr double kProduct = 2;
 
-/// Where a parameter is in forward: 0 for the embedding, then a layer each, then what follows them.
+/// The stage of a parameter in forward: 0 for the embedding, then one for each layer, then the
+/// rest.
 std::int64_t stage_of(const std::string& name, const Config& config) {
   const std::string layers = "model.layers.";
   if (name.starts_with(layers)) {
@@ -385,8 +384,8 @@ std::int64_t first_trained(const Llama& model) {
   return first;
 }
 
-/// Whether a product has a gradient of its input: one of the first layer with a trained weight may
-/// lie before that weight, but few do.
+/// Whether a product has a gradient of its input. Products before the first trained weight of a
+/// layer are counted, too; there are few.
 bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
@@ -436,7 +435,7 @@ using namespace tessera;
 
 namespace {
 
-/// Also where a checkpoint replaces the weights: the optimizer's state is made for filled ones.
+/// Also if a checkpoint replaces the weights, because an optimizer needs filled parameters.
 void fill_model(Llama& model, const TrainOptions& options, comm::World& world, bool loads) {
   if (options.model.empty() || loads) {
     nn::init_weights(model, options.seed);
@@ -449,16 +448,14 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
   nn::check_initialized(model);
 }
 
-/// For the constructor, after options, world, mesh and config.
-std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads, const ApplyPlan& apply) {
-  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh, apply);
+/// Called by the constructor after options, world, mesh and config are set.
+std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
+  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
   fill_model(*model, run.options, *run.world, loads);
-  // Offloaded or not, the rotary tables are where the model computes.
+  // Also with offload the rotary tables are on the device of computation.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
     slot->swap(slot->get().to(c10::Device(run.options.device)));
   }
-  // Does nothing without TESSERA_COMPARE.
-  observe::compare_runs(*model, run.mesh, batch_mesh(run.mesh).shape().names());
   return model;
 }
 
@@ -475,8 +472,7 @@ training::StepOptions step_options(const TrainOptions& o, const TrainingData& da
 
 }  // namespace
 
-LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool loads,
-                   const ApplyPlan& apply)
+LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool loads)
     : options(std::move(run_options)),
       world(std::move(run_world)),
       mesh(make_mesh(options, world)),
@@ -486,7 +482,7 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
       data(open_training_data(options, config)),
       rows(data::rows_of_rank(options.batch, options.accumulate, batch_ranks.local_rank(),
                               batch_ranks.size())),
-      model(make_filled_model(*this, loads, apply)),
+      model(make_filled_model(*this, loads)),
       optimizer(make_optimizer(options, *model)),
       state{*model, *optimizer, optim::GradScaler({.enabled = options.param_dtype == "fp16"})},
       step_options_(step_options(options, data)),
@@ -546,8 +542,8 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 
 }  // namespace
 
-/// Both losses of the sample are as training has them, or else the mean over all ranks would not be
-/// one rank's.
+/// Both losses of the sample are those of training: the mean over all ranks must be that of one
+/// rank.
 std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
       run.data.loader
@@ -576,15 +572,15 @@ using namespace tessera;
 
 namespace {
 
-/// A fake world is one of a CPU, whatever it is planned for.
+/// A fake world computes on a CPU, also for the plan of a GPU.
 TrainOptions on_cpu(TrainOptions options) {
   options.device = "cpu";
   options.backend = "gloo";
   return options;
 }
 
-/// By what ranks differ that share a sequence: the first and the last rank make fewer calls, and
-/// the terms of gradients are longest on the first. Where a window begins differs on all.
+/// The kinds of ranks that share a sequence: the first and the last rank make fewer calls, and the
+/// first has the longest terms of gradients. With a window all ranks differ.
 std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
   if (window > 0) {
     return rank;
@@ -608,9 +604,8 @@ std::vector<std::int64_t> sizes_of(const LlamaRun& run,
 
 }  // namespace
 
-planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world,
-                          const ApplyPlan& apply) {
-  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false, apply);
+planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
+  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false);
   return {.model = run->model,
           .mesh = run->mesh,
           .step =

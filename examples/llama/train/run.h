@@ -27,7 +27,7 @@
 
 namespace llama {
 
-/// What the flags say of the kernels of this process. Before anything runs on a device.
+/// Sets the kernels of this process by the flags. Call it before any use of a device.
 void choose_kernels(const TrainOptions& options);
 
 /// The mesh (dp, tp) of the run, with dp_replicate and cp where these are above 1. Throws
@@ -40,14 +40,13 @@ tessera::DeviceMesh make_mesh(const TrainOptions& options, const tessera::comm::
 Config model_config(const TrainOptions& options);
 
 /// Throws what model_config() throws, and refuses --lora-targets and --freeze that don't fit the
-/// model. Needs no world: an error that all ranks have is best found before they meet, or the first
-/// to end would have the others report that they miss it.
+/// model. Needs no world: errors of all ranks are found before they connect, so that no rank
+/// reports a missing peer.
 void check_model(const TrainOptions& options);
 
-/// The model, parallelized, with memory for this rank's shards, which have no values yet. `apply`:
-/// as ParallelOptions has it.
+/// The model, parallelized, with memory for this rank's shards, which have no values yet.
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const tessera::DeviceMesh& mesh, const ApplyPlan& apply = {});
+                                  const tessera::DeviceMesh& mesh);
 
 /// The model on the meta device, not parallel yet: with adapters, and frozen as the flags say.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config);
@@ -56,7 +55,8 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config
 /// computes in.
 std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config);
 
-/// With context parallelism this rank's tokens of `batch`, with the positions of all; else itself.
+/// With context parallelism this rank's tokens of `batch`, with the positions of all tokens; else
+/// `batch`.
 tessera::data::BatchLoader::Batch tokens_of_rank(const Llama& model,
                                                  tessera::data::BatchLoader::Batch batch);
 
@@ -69,12 +69,12 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
 /// The optimizer of --optimizer and its flags.
 std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const TrainOptions& options,
                                                           const Llama& model);
-/// FLOPs a token of a training step. Where --freeze or --lora-rank leaves weights untrained,
-/// without those of gradients that no step needs: of the weights themselves, and of all that lies
-/// before the first trained one.
+/// FLOPs a token of a training step, without gradients that no step needs: of weights that --freeze
+/// or
+/// --lora-rank leaves untrained, and of inputs before the first trained weight.
 tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
-/// FLOP/s of a rank's device, as --peak-flops says or by its data sheet; nullopt where that is not
-/// known. Measuring is collective over `world`.
+/// FLOP/s of a rank's device, by --peak-flops or its data sheet; nullopt if unknown. Measuring is
+/// collective over `world`.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
 /// The schedule of --schedule and its flags.
 tessera::optim::LrSchedule make_schedule(const TrainOptions& options);
@@ -97,7 +97,7 @@ struct TrainingData {
 /// Throws tessera::Error for data that can't be read, or are not for this model.
 TrainingData open_training_data(const TrainOptions& options, const Config& config);
 
-/// What decides which samples a step has: files, tokenizer, the tokens around texts, sizes. For
+/// The data that the samples of a step depend on: files, tokenizer, tokens around texts, sizes. For
 /// checkpoints. Reads a part of each file.
 nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData& data);
 
@@ -114,10 +114,9 @@ void check_same_data(const TrainOptions& options, const TrainingData& data,
 /// over `world`.
 struct LlamaRun {
   /// The model is filled from --model or by --seed; with `loads` a checkpoint replaces its values
-  /// afterwards. `apply`: as ParallelOptions has it. Throws tessera::Error for what the flags,
+  /// afterwards. Throws tessera::Error for what the flags,
   /// files or data refuse.
-  LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false,
-           const ApplyPlan& apply = {});
+  LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false);
 
   /// Makes the next step; all of its metrics but the throughput.
   tessera::observe::StepMetrics step();
@@ -125,7 +124,7 @@ struct LlamaRun {
   /// share of a sum.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
-  /// What --label-smoothing and --z-loss say.
+  /// The options of --label-smoothing and --z-loss.
   tessera::tensor_parallel::CrossEntropyOptions loss_options() const;
   /// This rank's rows of a batch, on its device.
   tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch batch) const;
@@ -135,8 +134,8 @@ struct LlamaRun {
   TrainOptions options;
   tessera::comm::WorldPtr world;
   tessera::DeviceMesh mesh;
-  tessera::DeviceMesh batch_ranks;  ///< 1-D: the ranks that hold different sequences
-  tessera::DeviceMesh data_ranks;   ///< 1-D: the ranks that hold different tokens
+  tessera::DeviceMesh batch_ranks;  ///< 1-D: the ranks with different sequences
+  tessera::DeviceMesh data_ranks;   ///< 1-D: the ranks with different tokens
   Config config;
   TrainingData data;
   std::vector<tessera::data::RowRange> rows;  ///< this rank's of each batch, by micro-batch
@@ -150,8 +149,8 @@ struct LlamaRun {
   tessera::training::StepMeter meter_;
 };
 
-/// The mean loss of the held-out data with the weights as they are; nullopt if `stop`, which is
-/// asked after each batch, says so. Collective.
+/// The mean loss of the held-out data with the current weights; nullopt if `stop`, which is called
+/// after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop);
 void print_held_out_loss(const LlamaRun& run, double loss);
 
@@ -161,14 +160,13 @@ void print_held_out_loss(const LlamaRun& run, double loss);
 std::string verify(LlamaRun& run);
 
 /// The run of `options` in a comm::fake_world of its ranks, or in a world of this CPU. It reads the
-/// model's configuration, and no other file; it writes none. `apply`: as LlamaRun takes it. Throws
+/// model's configuration, and no other file; it writes none. Throws
 /// tessera::Error for what llama_train refuses.
 tessera::planning::Run planned_run(const TrainOptions& options,
-                                   const tessera::comm::WorldPtr& world,
-                                   const ApplyPlan& apply = {});
+                                   const tessera::comm::WorldPtr& world);
 
-/// Makes or checks all that the run will write: better to learn before the training than after it
-/// that its result can't be written. Collective; a failure on rank 0 is an error on all.
+/// Creates or checks all outputs before the training. Collective; a failure on rank 0 is an error
+/// on all ranks.
 void prepare_outputs(const LlamaRun& run, tessera::training::Checkpointer& checkpoints,
                      tessera::training::MetricLog& log);
 
@@ -179,36 +177,34 @@ void print_start(const LlamaRun& run, const tessera::training::Checkpointer& che
 /// --save-lora, --merge-lora and --save-hf. Collective.
 void export_weights(LlamaRun& run);
 
-/// report.html of --metrics.
-void write_report(const LlamaRun& run, const tessera::training::MetricLog& log);
+/// run.json of --metrics.
+void write_record(const LlamaRun& run);
 
-/// Takes the folder of --output-dir for this run, and leaves its resolved flags there: config.toml,
-/// or config-2.toml and so on where the run is resumed. `goes_on`: whether a step was loaded; a run
-/// of --resume auto that ended before its first one begins again with the same flags. Throws
-/// tessera::Error where the folder has another run, also one that begins at the same time, and
-/// where it can't be written. For rank 0.
+/// Claims the folder of --output-dir for this run, and writes its flags to config.toml, or to
+/// config-2.toml and so on for a resumed run. `goes_on`: whether a step was loaded; a run of
+/// --resume auto that ended before its first save begins again with the same flags. Throws
+/// tessera::Error if the folder has another run, also one that begins at the same time, or can't be
+/// written. For rank 0.
 void take_run_folder(const TrainOptions& options, bool goes_on);
 
-/// To be saved with each step. Reads a part of each data file.
+/// The entries of each saved step. Reads a part of each data file.
 nlohmann::json checkpoint_entries(const LlamaRun& run);
 
-/// Fills the run's state. Throws tessera::Error where the checkpoint's data, model or flags of
-/// fine-tuning are not those of the run, as its `entries` say. Collective.
+/// Fills the run's state. Throws tessera::Error if the checkpoint's data, model or flags of
+/// fine-tuning are not those of the run's `entries`. Collective.
 void load_checkpoint(LlamaRun& run, tessera::training::Checkpointer& checkpoints,
                      const nlohmann::json& entries);
 
-/// The adapters of --lora-rank, with the defaults of what is not given.
+/// The adapters of --lora-rank, with defaults.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 
-/// The flags that decide, besides the model's config.json, what a step computes and what the
-/// optimizer keeps: an object of their names and values, without those that are off. For
-/// checkpoints.
+/// The flags, besides the model's config.json, that a step and the optimizer's state depend on: an
+/// object of names and values, without flags that are off. For checkpoints.
 nlohmann::json fine_tuning_record(const TrainOptions& options);
 
-/// A run of llama_train: trains what the flags say, and writes what they ask for. `signals`: where
-/// one comes, the run ends after its step or batch of evaluation, or before the first step, with a
-/// checkpoint of what is not saved yet; nullptr: never. False if it ended so. Collective over
-/// `world`; a failure on one rank throws there.
+/// A run of llama_train with all its outputs. `signals`: after a signal the run saves a checkpoint
+/// and ends, after the current step or batch of evaluation; nullptr: no signals. False if a signal
+/// ended it. Collective over `world`; a failure on one rank throws there.
 bool train(const TrainOptions& options, const tessera::comm::WorldPtr& world,
            const tessera::StopSignals* signals = nullptr);
 

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <nlohmann/json.hpp>
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,29 +52,31 @@ struct SaveOptions {
   /// Marks the remains of unfinished saves: runs that share a folder need different ones, and a
   /// restarted run needs the same one as before.
   std::string run_id = {};
-  /// How many steps of this run are kept, this one included: at least 2. 0: all.
+  /// The number of steps of this run that stay, including this one: at least 2. 0: all.
   int keep = 0;
 };
 
 /// "step-00000100": the folder of a step below that of the run.
 std::string step_folder_name(std::int64_t step);
 
-/// Writes the state to DIR/step-00000100. What several ranks of a mesh have is written once; the
-/// work is spread over them. What is on no mesh, rank 0 writes: of buffers that differ between
-/// ranks, such as the statistics of a norm, its own are saved. It is there for later loads only
-/// when every byte is durable; an older step is not touched before. Steps of this run beyond
-/// options.keep are then removed.
+/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. Blocks that
+/// several ranks have are written once, and the work is spread over these ranks. Rank 0 writes
+/// plain tensors; buffers may differ between ranks, such as the statistics of a norm. The step
+/// exists for later loads when every byte is durable. Then steps of this run beyond options.keep
+/// are removed.
 ///
 /// Collective over `world`. If it fails or is killed at any moment, all older steps are intact, and
 /// the model is not changed; a failure on one rank is the same Error on all. Throws Error, before
-/// anything is written, for parameters that were never filled or that differ between ranks (by
-/// set_distinct_along, or on no mesh and with other values), models, steps, folders or options that
-/// differ between ranks, and a step that exists.
+/// anything is written, for parameters that were never filled, parameters with set_distinct_along,
+/// copies of a parameter or an optimizer's state that differ (over mesh dimensions that the
+/// tensor's mesh lacks; of plain parameters, over all ranks), step counters that differ between
+/// ranks that hold parts of one parameter, models, steps, folders or options that differ between
+/// ranks, and a step that exists.
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
           const StateDict& state, const SaveOptions& options = {});
 
-/// Files of a step that are missing or damaged, though its manifest is valid. One that cannot be
-/// read for the moment is an Error of another kind: it proves nothing.
+/// Files of a step are missing or damaged, though its manifest is valid. A file that cannot be read
+/// for the moment is another Error.
 class DamagedStep : public Error {
  public:
   using Error::Error;
@@ -92,7 +95,7 @@ struct LoadOptions {
   std::vector<std::string> partial_names = {};
 };
 
-/// What was loaded, and what of it or beside it was not as in the checkpoint.
+/// What was loaded, and where the state and the checkpoint differed.
 struct LoadReport {
   std::int64_t step = 0;
   std::string run_id;
@@ -117,6 +120,47 @@ struct LoadReport {
 /// missing or unexpected.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
+
+class BackgroundSave;
+
+/// A save in the background, pending or finished. Copies refer to the same save. The destructor of
+/// the last copy waits for the save; it warns of an error that neither wait() nor a later save has
+/// thrown. Wait before World::shutdown(). Thread safety: one thread at a time.
+class SaveFuture {
+ public:
+  /// A future without a save: done.
+  SaveFuture() = default;
+
+  /// Whether this rank's part has finished or failed. Other ranks may still write.
+  bool done() const;
+  /// Returns when the step exists. Throws the errors of save().
+  void wait();
+  /// The time that async_save() took: the wait for the previous save, the checks, the copy.
+  double stall_seconds() const { return stall_seconds_; }
+
+ private:
+  friend SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
+                               std::int64_t step, const StateDict& state,
+                               const SaveOptions& options);
+  SaveFuture(std::shared_ptr<BackgroundSave> save, double stall_seconds);
+
+  std::shared_ptr<BackgroundSave> save_;
+  double stall_seconds_ = 0;
+};
+
+/// As save(), but returns once the state has been copied to host memory, page-locked with a GPU.
+/// The copy takes as much memory as this rank writes. A thread writes it while training continues,
+/// and communicates over a separate group between the hosts.
+///
+///   pending = checkpoint::async_save(*world, "run", step, state);
+///   stall = pending.stall_seconds();
+///
+/// Collective over `world`. save() and async_save() first wait for the previous save. If it failed
+/// and wait() has not thrown its error on every rank, they throw that error on all ranks and save
+/// nothing. Throws the errors of save() that are found before anything is written.
+[[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
+                                    std::int64_t step, const StateDict& state,
+                                    const SaveOptions& options = {});
 
 }  // namespace tessera::checkpoint
 TESSERA_API_END

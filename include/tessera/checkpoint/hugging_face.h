@@ -77,39 +77,55 @@ void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem
                              const std::string& config_json,
                              std::optional<c10::ScalarType> dtype = {});
 
-/// What a model's folder has beside the weights and config.json, by their names in the folder: the
-/// files of the tokenizer, its chat templates, and generation_config.json.
+/// The files of a model's folder other than the weights and config.json, by their names in the
+/// folder: the tokenizer's files, chat templates, and generation_config.json.
 using FilesBesideWeights = std::map<std::string, std::filesystem::path>;
 /// Those that a folder has. Throws Error for a link to a file that is not there.
 FilesBesideWeights files_beside_weights(const std::filesystem::path& model);
 /// Copies them, each complete or not at all. To be called before the weights are exported, on one
 /// rank: so a model is never there without them. Files with the same bytes stay as they are. Throws
-/// Error, before anything is written, for a folder that has others, or more of them, which could
-/// not be replaced together with its weights.
+/// Error, before anything is written, for a folder that has other or further files of this kind,
+/// which could not be replaced together with its weights.
 void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 /// Throws what that would throw, before a long training. Makes nothing. Not collective.
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
-
-/// Writes the weights of a step as such a folder, without ranks and without a model, with at most a
-/// few blocks of 8 MiB in memory (and the embedding, where `config_json` ties it to a head that the
-/// step has as well: the two are compared). Floating-point weights are converted to `dtype`. Of a
-/// step with averages (optim::Ema) the weights are written, with a warning. The step may
-/// also be a folder of shards that PyTorch's HuggingFaceStorageWriter wrote. Replaces an older
-/// export as save_hugging_face() does. `beside`: what copy_beside_weights() copies; none: what the
-/// folder has stays. Throws Error as those do, for a step that is not valid or whose bytes differ
-/// from those written, and for a configuration that does not match the step's entry "model", if it
-/// has one (see config_change()). The folder is then unchanged.
-void export_hugging_face(const std::filesystem::path& step, const std::filesystem::path& folder,
-                         const std::string& config_json, c10::ScalarType dtype = c10::kFloat,
-                         const Progress& progress = {},
-                         const std::optional<FilesBesideWeights>& beside = {},
-                         std::int64_t max_shard_bytes = std::int64_t{5} << 30);
 
 /// How the model of a configuration differs from that of another, both JSON objects: the first key
 /// whose value computes something else, `"key" is 1 instead of 2`. Empty if none does: types of
 /// weights, names of versions and the tokens that begin and end texts don't count, and a missing or
 /// null key has the default of the classes of Llama, Mistral and Qwen.
 std::string config_change(const std::string& before, const std::string& now);
+
+}  // namespace tessera::checkpoint
+TESSERA_API_END
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+class World;
+}
+namespace tessera::nn {
+class ModuleBase;
+}
+
+namespace tessera::checkpoint {
+
+/// Writes the adapters of a model (nn::apply_lora) in PEFT's form, for
+/// `PeftModel.from_pretrained(model, folder)`: adapter_model.safetensors, whose tensors are
+/// base_model.model.FQN.lora_A.weight, and adapter_config.json. `base_model`: the folder or the
+/// name of the base model of the adapters, to be written to that file.
+///
+/// Collective over `world`; rank 0 writes, as save_hugging_face() does: files appear whole. Throws
+/// Error on all ranks, before anything is sent, for a model without adapters or with adapters of
+/// different ranks, scales or dropouts, for parameters without values, and for a folder that cannot
+/// be written or that holds another adapter_config.json, or a model. The adapter of an
+/// nn::FusedLinear is written as one for each of its parts.
+void save_lora(const nn::ModuleBase& module, comm::World& world,
+               const std::filesystem::path& folder, const std::string& base_model);
+
+/// Throws what save_lora() would, for a folder or adapters that it cannot save to or from. Makes
+/// nothing. To be called on rank 0; not collective.
+void check_save_lora(const nn::ModuleBase& module, const std::filesystem::path& folder,
+                     const std::string& base_model);
 
 }  // namespace tessera::checkpoint
 TESSERA_API_END

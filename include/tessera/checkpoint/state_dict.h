@@ -41,7 +41,7 @@ struct StateDictOptions {
   bool ignore_frozen_params = false;
   /// set_...: names that are missing or unexpected are an Error.
   bool strict = true;
-  /// set_..., with full_state_dict: the tensors of rank 0 count, those of others are not looked at.
+  /// set_..., with full_state_dict: uses the tensors of rank 0 and ignores those of other ranks.
   /// They are sent at most 32 MiB, or a row, at a time.
   bool broadcast_from_rank0 = false;
 };

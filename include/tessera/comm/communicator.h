@@ -30,7 +30,7 @@ class PeerError : public Error {
   using Error::Error;
 };
 
-/// A collective under way.
+/// A running collective.
 class Work {
  public:
   virtual ~Work() = default;
@@ -130,7 +130,7 @@ class Communicator {
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes peers that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
-  /// "gloo", "shm", "hierarchical" (both), "nccl", "loopback".
+  /// "gloo", "shm", "nccl", "loopback".
   virtual std::string name() const = 0;
   /// Whether the device runs the collectives in the order of their calls, so that wait() blocks no
   /// thread (NCCL). Elsewhere ranks have to wait() in one order.

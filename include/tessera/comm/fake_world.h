@@ -18,11 +18,15 @@ struct FakeCollective {
   std::string collective;
   std::int64_t bytes = 0;  ///< of this rank's input
 };
-/// Makes the Work of a call; nullptr: it is done when it returns.
+/// Makes the Work of a call. If it returns nullptr, the call is complete when it returns.
 using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 
-/// As fake_world(), with `start` to say when a collective ends. Groups of one rank have no calls.
+/// As fake_world(), where `start` decides when a collective ends. Groups of one rank have no calls.
 WorldPtr fake_world(int rank, int size, FakeStart start);
+
+/// As fake_world() with the device "meta": tensors have sizes and no values, so that a step takes
+/// no memory. For planning.
+WorldPtr meta_world(int rank, int size);
 
 }  // namespace tessera::comm
 TESSERA_API_END

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -97,6 +98,19 @@ std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 /// right sizes in which this rank's data stands for every rank's. For planning and for counting
 /// traffic.
 WorldPtr fake_world(int rank, int size);
+
+/// The main function of one rank: runs `body` and returns 0. If it throws, prints one line on
+/// standard error, with the rank and the message and without libtorch's stack, and ends the process
+/// with status 1 at once, so that peers that wait for this rank end too; other objects of main()
+/// are not destroyed. Ignores SIGXFSZ: a file above the size limit is an error.
+///
+///   int main() {
+///     return comm::run_main([] {
+///       const comm::WorldPtr world = comm::world_from_environment();
+///       ...
+///     });
+///   }
+int run_main(const std::function<void()>& body);
 
 }  // namespace tessera::comm
 TESSERA_API_END

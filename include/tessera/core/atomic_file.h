@@ -44,6 +44,11 @@ class AtomicFile {
   std::uint64_t unsynced_ = 0;
 };
 
+/// `path` from the root of the file system, so that a later chdir() does not change its meaning. An
+/// empty path stays empty; also a path that cannot be resolved, because the working directory is
+/// gone, is returned as it is.
+std::filesystem::path absolute_path(const std::filesystem::path& path);
+
 /// Writes `text` as such a file.
 void write_file(const std::filesystem::path& path, const std::string& text);
 
@@ -58,8 +63,7 @@ void remove_leftovers(const std::filesystem::path& folder,
 /// Makes renames and removals in a folder durable.
 void sync_folder(const std::filesystem::path& folder);
 
-/// Makes a folder and those above it, durably. Errors are ignored: opening a file in it reports
-/// them.
+/// Makes a folder and those above it, durably. Throws Error, naming the folder that cannot be made.
 void create_folders(const std::filesystem::path& folder);
 
 }  // namespace tessera::files

@@ -8,7 +8,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// What a name stands for.
+/// The kind of thing that a name refers to.
 enum class HubItem {
   kModel,      ///< the folder of a model, with its config.json
   kConfig,     ///< its config.json

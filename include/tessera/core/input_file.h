@@ -14,8 +14,8 @@ namespace tessera::files {
 /// Whether a path may be a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 
-/// A regular file, open for reading: what strangers have written is read through this. By pread()
-/// and not by a mapping, so that a file that shrinks is an Error and not the end of the process.
+/// A regular file, open for reading, for untrusted files. It uses pread() and no mapping, so that a
+/// file that shrinks is an Error and does not end the process.
 /// All calls throw Error with the file's name. Thread safe.
 class InputFile {
  public:

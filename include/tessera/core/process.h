@@ -8,8 +8,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The exit code of a program that was asked to stop, has saved, and would continue if started
-/// again: EX_TEMPFAIL of sysexits.h. tessera-run does not count it as a failure.
+/// The exit code of a program that stopped after a signal, has saved, and can be started again to
+/// continue: EX_TEMPFAIL of sysexits.h. tessera-run does not count it as a failure.
 inline constexpr int kStoppedExitCode = 75;
 
 /// While it exists, SIGTERM and SIGUSR1 are noted instead of ending the process: a batch system
@@ -18,18 +18,18 @@ inline constexpr int kStoppedExitCode = 75;
 class StopSignals {
  public:
   StopSignals();
-  /// What the signals did before, they do again.
+  /// Restores the old handlers.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// Whether one of them has come.
+  /// Whether one of the signals was received.
   bool received() const;
 };
 
-/// Has this process keep the memory that it frees, up to 2 GiB at a time, for allocations to come:
-/// for a training loop, each step of which allocates the same. glibc otherwise returns large blocks
-/// to the system and has it clear them again in the next step. To be called once a model is loaded.
+/// Makes this process reuse the memory that it frees, up to 2 GiB at a time: for a training loop,
+/// each step of which allocates the same. glibc otherwise returns large blocks to the system, which
+/// must clear them again in the next step. Call it after the model is loaded.
 /// It does nothing where glibc's variables for this are set (GLIBC_TUNABLES,
 /// MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_), or with another C library.
 void keep_freed_memory();

@@ -33,7 +33,7 @@ namespace tessera {
 ///     return rule;
 ///   });
 ///
-/// tests/dtensor/dispatch/extension_examples_test.cpp runs this example and the one below.
+/// tests/dtensor/dispatch/semantics_test.cpp runs this example and the one below.
 void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
 
 /// One way to run an operator on a mesh dimension: the placement of each tensor argument, in the

@@ -111,7 +111,7 @@ struct ShardingRule {
   std::vector<OffsetArgument> offset_arguments;
 
   /// Arguments that say which elements of input `input` this rank has: a list of integers, which is
-  /// empty for all of them and becomes flat_place() of a part (flat_place.h).
+  /// empty for all of them and becomes flat_place() of a part (layout_math.h).
   struct PlaceArgument {
     int arg = 0;
     int input = 0;

@@ -10,9 +10,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Records this rank's collectives from its construction on: counts calls and bytes by mesh
-/// dimension and lists the calls one by one. The list grows with every call: use it for one step,
-/// not for a training. Bytes are those that this rank puts in. Not collective. Records calls of all
+/// Records this rank's collectives while it exists: counts calls and bytes by mesh dimension, and
+/// lists the calls. The list grows with every call: use it for one step, not for a training. Bytes
+/// are those of this rank's inputs. Not collective. Records calls of all
 /// threads of this rank; its own functions are for one thread. PyTorch's CommDebugMode, with bytes.
 ///
 ///   CommunicationScope communication(mesh);

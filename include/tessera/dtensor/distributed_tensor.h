@@ -18,9 +18,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Whose values a tensor is distributed from.
+/// The source of the values in distribute_tensor.
 struct DistributeOptions {
-  /// The position in mesh.ranks() of the one rank whose values are taken; the others pass a tensor
+  /// The position in mesh.ranks() of the rank whose values are used. The other ranks pass a tensor
   /// of the same sizes and type. Collective, and without gradient. Not set: all ranks pass the same
   /// values.
   std::optional<int> source{};
@@ -44,8 +44,8 @@ class DistributedTensor {
   explicit DistributedTensor(at::Tensor tensor);
 
   /// A distributed tensor with `local` as this rank's local tensor, with which it shares memory.
-  /// `sizes` are the global sizes; without them, and where the tensor is sharded, the ranks tell
-  /// each other theirs, which is collective, between the hosts. Throws Error if `local` has other
+  /// `sizes` are the global sizes. Without them the ranks exchange the sizes of a sharded tensor,
+  /// which is collective, between the hosts. Throws Error if `local` has other
   /// sizes than this rank's shard, on every rank if they have compared. Else not collective, except
   /// in debug builds (see check_agreement). Gradient: local, with the same placements, but
   /// Replicate for Partial; or `grad_placements` (Partial for a replicated tensor: each rank gets
@@ -69,7 +69,7 @@ class DistributedTensor {
   DistributedTensor redistribute(LayoutPtr layout) const;
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options) const;
-  /// As PyTorch's: throws Error for a mesh that is not this tensor's.
+  /// As in PyTorch, throws Error unless `mesh` is the mesh of this tensor.
   DistributedTensor redistribute(const DeviceMesh& mesh, const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   /// The global tensor, as a plain one, on every rank. Collective. Gradient: local gradients are
@@ -88,10 +88,10 @@ class DistributedTensor {
   at::Tensor tensor_;
 };
 
-/// From now on the gradient of `leaf` stays as backward makes it, possibly Partial, and is not
-/// redistributed to the leaf's layout: for a caller that reduces many gradients together. Returns
-/// false, and does nothing, if that is decided already: by another caller, or by the first operator
-/// that used the leaf. Not collective. Throws Error for a plain tensor.
+/// From now on the gradient of `leaf` keeps the layout that backward gives it, possibly Partial,
+/// and is not redistributed to the layout of the leaf. For a caller that reduces many gradients
+/// together. Returns false, and does nothing, if another caller or the first operator that used the
+/// leaf has decided already. Not collective. Throws Error for a plain tensor.
 bool leave_gradient_pending(const at::Tensor& leaf);
 
 /// Distributes `tensor`, which is the same on every rank: each rank keeps its shard. Not
@@ -101,7 +101,7 @@ bool leave_gradient_pending(const at::Tensor& leaf);
 /// right sizes. Gradient: redistributed to Replicate.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements);
-/// The same with options: the values of one rank may count.
+/// The same with options.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, const DistributeOptions& options);
 
@@ -112,7 +112,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
 std::string to_string(const DistributedTensor& tensor);
 /// Writes to_string(tensor).
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);
-/// The same, but of a Partial tensor the term that this rank holds. Not collective.
+/// The same, but shows this rank's term of a Partial tensor. Not collective.
 std::string local_to_string(const DistributedTensor& tensor);
 
 /// Throws Error, on every rank, if the ranks of the tensor's mesh disagree on its sizes, type or

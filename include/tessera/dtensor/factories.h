@@ -15,9 +15,9 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 // Distributed tensors of global `sizes`. Each rank makes its own shard: not collective. The device
-// is the mesh's, unless `options` name one (meta). The terms of a Partial tensor reduce to the
-// values asked for. Throw Error for a placement that does not fit the sizes. Gradient: the results
-// are leaves; set requires_grad in the options.
+// is that of the mesh, unless `options` name one (meta). The terms of a Partial tensor reduce to
+// the requested values. Throw Error for a placement that does not fit the sizes. Gradient: the
+// results are leaves; set requires_grad in the options.
 
 /// Without values.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,

@@ -45,7 +45,7 @@ struct LocalMapOptions {
 ///   at::Tensor loss = local_map(sum_of_squares, {x}, mesh, {{Partial{}}}).front();
 ///   loss.backward();
 ///
-/// tests/dtensor/dispatch/extension_examples_test.cpp runs this example.
+/// tests/dtensor/dispatch/semantics_test.cpp runs this example.
 std::vector<at::Tensor> local_map(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& arguments, const DeviceMesh& mesh,

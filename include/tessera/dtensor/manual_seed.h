@@ -7,7 +7,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// How far a rank is in its sequence of random operators.
+/// The position of a rank in its sequence of random operators.
 struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t calls = 0;  ///< random operators since the seed was set

@@ -13,13 +13,13 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Intercepts operators between autograd and their kernels, on one thread and in the backwards that
-/// it calls, which with CUDA run on another thread. It sees operators that
-/// make new tensors from tensors; those that write to an argument, return views, take no tensor or
-/// are composed of others run as without it. PyTorch's TorchDispatchMode.
+/// Intercepts operators between autograd and their kernels, on one thread and in its backwards,
+/// which with CUDA run on another thread. It sees operators that make new tensors from tensors. It
+/// does not see operators that write to an argument, return views, take no tensor or are composed
+/// of others. PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
-  /// The operator that a call is of.
+  /// The operator of a call.
   struct Operator {
     const std::string& name;  ///< "aten::mm", "aten::sum.dim_IntList"
     bool draws_random = false;
@@ -28,10 +28,10 @@ class OperatorMode {
 
   virtual ~OperatorMode() = default;
   /// Called for each such operator on plain and distributed tensors, and for
-  /// "tessera::redistribute", unless it is asynchronous. `run` runs the operator; other results of
-  /// the same kinds may be returned instead. Operators that it runs on local tensors are not seen.
-  /// `run` is collective where the operator is: all ranks must call it, or none. An error that it
-  /// or this function throws is the operator's.
+  /// "tessera::redistribute" unless it is asynchronous. `run` runs the operator; the function may
+  /// return other results of the same kinds instead. Operators that `run` calls on local tensors
+  /// are not seen. `run` is collective if the operator is: all ranks must call it, or none. An
+  /// error of `run` or of this function is an error of the operator.
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 

@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Rows of a tensor that have the numbers of a tensor apart, of those rows alone.
+/// Rows of a tensor that draw the numbers of a separate tensor, which has only these rows.
 struct RandomPart {
   std::uint64_t stream = 0;
   PartRows rows;
@@ -25,8 +25,8 @@ struct RandomPart {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// The parts of a fused tensor (nn::FusedLinear), which have all of its rows: each draws from its
-  /// own stream in place of `stream`. Valid in the call that is given the key.
+  /// The parts of a fused tensor (nn::FusedLinear), which together have all rows. Each draws from
+  /// its own stream instead of `stream`. Valid during the call that gets the key.
   std::span<const RandomPart> parts{};
 };
 
@@ -53,12 +53,12 @@ namespace detail {
 class RandomRegionScope;
 }
 
-/// While it exists, dropout and the random operators of at:: draw, for tensors of this thread, the
-/// numbers of part `index` of `count` equal parts along dimension 0; BatchPart(0, 1): those of
-/// whole tensors. So data-parallel ranks draw what one rank draws for the full batch. Plain tensors
-/// too have the numbers of manual_seed then. The forward of a module that fully_shard was applied
-/// to does the same by itself for the rows that it is given; a scope within it is for what the
-/// library can't know. An inner scope replaces an outer one.
+/// While it exists, tensors of this thread are part `index` of `count` equal parts along dimension
+/// 0 for dropout and the random operators of at::; BatchPart(0, 1): they are whole. So
+/// data-parallel ranks draw the numbers that one rank draws for the full batch. Plain tensors use
+/// manual_seed then, too. The forward of a module to which fully_shard was applied does this itself
+/// for its rows; a scope within it is for cases that the library cannot know. An inner scope
+/// replaces an outer one.
 class BatchPart {
  public:
   BatchPart(std::int64_t index, std::int64_t count);

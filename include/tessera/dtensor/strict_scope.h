@@ -8,13 +8,13 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// While it exists, on this thread, communication that the program does not ask for throws Error:
-/// an implicit redistribution, and an operator without a sharding rule, which otherwise gathers
-/// with a warning. TESSERA_STRICT=1 does the same for the process. Backward runs under the scope
-/// that is active when backward() is called, whichever thread of autograd runs it.
+/// While it exists, implicit communication on this thread throws Error: an implicit redistribution,
+/// and an operator without a sharding rule, which otherwise gathers with a warning.
+/// TESSERA_STRICT=1 does the same for the process. Backward runs under the scope that is active
+/// when backward() is called, whichever thread of autograd runs it.
 ///
-/// Still allowed: item() and bool(), which ask for one value; and the reduction of a leaf's
-/// gradient to the leaf's own layout.
+/// Still allowed: item() and bool(), which read one value, and the reduction of a leaf's gradient
+/// to the layout of the leaf.
 class StrictScope {
  public:
   explicit StrictScope(bool strict = true) : scope_(strict) {}
@@ -43,8 +43,8 @@ class ReplicationScope {
   bool outer_;
 };
 
-/// Whether a ReplicationScope is active on this thread, or a formula of a gradient is computed; not
-/// where a hook or a function of the program may run instead.
+/// Whether a ReplicationScope is active on this thread, or libtorch computes a gradient formula;
+/// false where a hook or a function of the program may run instead.
 bool plain_tensors_are_replicated();
 
 /// How many times this thread, or a backward of its results, redistributed an argument because an

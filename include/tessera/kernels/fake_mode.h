@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,12 +23,16 @@ struct FakeCall {
   std::vector<at::Tensor> results;     ///< with those that it has written
 };
 
-/// What PyTorch calls fake tensors, for C++ and tensors of the CPU: in its scope an operator on
+/// The results of an operator in a FakeMode, from a call whose `results` are empty.
+using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
+
+/// PyTorch's fake tensors, for C++ and tensors of the CPU. In its scope an operator on
 /// floating-point tensors makes results of the right sizes, strides and types, in memory of the
-/// CPU's allocator, and computes nothing. So a step of a model of any size takes the time of its
-/// calls alone, and allocates and frees what a real one would. Operators on integers and booleans
-/// alone run as usual: what a program decides by indices and flags is right. item() of a
-/// floating-point tensor is 1; their other values mean nothing.
+/// CPU's allocator, and computes nothing. So a step of a model takes only the time of its calls,
+/// and allocates and frees the memory of a real step. Operators on integers and booleans alone run
+/// as usual, so that a program's decisions by indices and flags are right. item() of a
+/// floating-point tensor is 1; other floating-point values are undefined. Integers that are computed
+/// from floating-point numbers (topk, argmax) are 0.
 ///
 /// It covers this thread and its backwards. Throws Error for an operator whose results it cannot
 /// derive. One a process at a time; it needs an allocator whose memory costs nothing before it is
@@ -37,7 +42,9 @@ class FakeMode {
   using Observer = std::function<void(const FakeCall&)>;
   /// `device`: the device that the step runs on. This library's fused operations then allocate as
   /// they do there. `observer`: called for each call, on the thread that makes it; may be empty.
-  explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {});
+  /// `rules`: what operators return whose sizes depend on values ("aten::nonzero"), on any tensors.
+  explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {},
+                    std::map<std::string, FakeRule> rules = {});
   FakeMode(const FakeMode&) = delete;
   FakeMode& operator=(const FakeMode&) = delete;
   ~FakeMode();

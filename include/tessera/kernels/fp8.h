@@ -22,9 +22,9 @@ struct Fp8Rows {
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
-/// values do not depend on the scale but below 2^-6 scale, and rows that have been through it are
-/// not changed by a second time. Rows of zeros stay so. A row with a NaN or an infinity, which the
-/// format has not, is NaN, and so is its row of a product.
+/// and values of 2^-6 scale or more do not depend on the scale. Quantising a second time changes
+/// nothing. Rows of zeros stay zeros. A row with a NaN or an infinity, which the format lacks, is
+/// NaN, and so is its row of a product.
 Fp8Rows quantize_fp8(const at::Tensor& x);
 
 /// On CUDA at::_scaled_mm with a scale for each row: bf16, both sizes of the weight multiples of 16

@@ -17,7 +17,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// What rms_norm gives.
+/// The results of rms_norm.
 struct RmsNormResult {
   at::Tensor out;   ///< like x
   at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps), one per row: (..., 1), fp32 or fp64
@@ -30,7 +30,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd);
 
-/// What add_rms_norm gives.
+/// The results of add_rms_norm.
 struct AddRmsNormResult {
   at::Tensor out;   ///< like x: the norm of `sum`
   at::Tensor sum;   ///< like x: x + residual, rounded
@@ -54,7 +54,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// Gradients of gate and up.
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up);
-/// silu_mul(gate, up) once more, with its bits, and the gradients of gate and up, in one pass.
+/// silu_mul(gate, up) again, bit-equal, and the gradients of gate and up, in one pass.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
                                                                        const at::Tensor& gate,
                                                                        const at::Tensor& up);

@@ -20,13 +20,10 @@
 #include "tessera/tensor_parallel/linear_cross_entropy.h"
 
 TESSERA_API_BEGIN
-// What attention keeps of a text that grows by one token a call.
-
 namespace tessera::models {
 
-/// Keys and values of the positions so far of a batch of texts, in memory that is allocated once,
-/// so that a token costs the same to append however many came before. A model with a sliding window
-/// keeps the last `window` positions only, each in the place of the one that has left the window.
+/// Keys and values of the positions so far of a batch of texts, in memory that is allocated once. A
+/// model with a sliding window keeps the last `window` positions in a ring.
 class KvCache {
  public:
   /// The cached keys and values of one layer.
@@ -38,17 +35,17 @@ class KvCache {
   /// hold no token, so that texts of different lengths end together. `window`: 0 for none.
   KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
 
-  /// How many there may be, and how many there are so far.
+  /// The largest number of positions, and the number so far.
   std::int64_t positions() const { return positions_; }
   std::int64_t tokens() const { return tokens_; }
   const std::vector<std::int64_t>& padding() const { return padding_; }
   bool padded() const;
 
-  /// Keeps the keys and values, (batch, heads, tokens, head_dim), of the positions that follow.
-  /// Returns those that the queries of these positions may look at: of a prompt, which comes first,
-  /// its own, else all that are kept.
+  /// Appends the keys and values, (batch, heads, tokens, head_dim), of the next positions. Returns
+  /// those that the queries of these positions attend to: of a prompt, the first call, its own;
+  /// else all in the cache.
   Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
-  /// Says that all layers have appended `count` positions.
+  /// Call it when all layers have appended `count` positions.
   void advance(std::int64_t count) { tokens_ += count; }
 
   /// Which of the keys that append() returns for one position the query may see, as a mask of
@@ -66,10 +63,6 @@ class KvCache {
 };
 
 }  // namespace tessera::models
-
-// Rotary position embedding and its scalings for contexts beyond those of pretraining.
-
-namespace tessera::models {}  // namespace tessera::models
 
 // The decoder family: Llama 1 to 3.3, and Mistral, Qwen 2 and Qwen 3, which differ from it by what
 // LlamaConfig says. The model itself is in src/models/llama.cpp, top to bottom; here is what a

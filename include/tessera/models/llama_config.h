@@ -1,6 +1,5 @@
-// The configuration of a Llama, or of a model that is one but for what the options say. What a
-// config.json says and Llama does not implement is refused, because the model would otherwise
-// train, or continue a text, by another computation than its configuration asks for.
+// The configuration of a Llama, Mistral, Qwen 2 or Qwen 3. A setting of config.json that the model
+// does not implement is an error: the computation would differ from the configuration.
 
 #pragma once
 
@@ -94,9 +93,9 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin);
 /// Throws Error if heads can't be split over `tp` ranks, or key-value heads neither be split nor
 /// each be on equally many of them.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp);
-/// On how many of `tp` ranks each key-value head is: 1 where they are split.
+/// The number of ranks, of `tp`, that have each key-value head: 1 if heads are split.
 std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp);
-/// What to say of that when a program starts: "key-value heads: 2 on 4 tensor-parallel ranks, each
+/// A line about it for the start of a program: "key-value heads: 2 on 4 tensor-parallel ranks, each
 /// on 2 of them"; "" where they are split.
 std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp);
 

@@ -1,6 +1,5 @@
-// All that makes a model parallel over a mesh, applied to a model whose code knows nothing of it.
-// For any model that says what its blocks and its units are (DeclaresUnits) and how it is split
-// (tensor_parallel::DeclaresPlan).
+// Tensor, context and data parallelism and activation checkpointing in one call, for any model that
+// declares its blocks and units (DeclaresUnits) and its plan (tensor_parallel::DeclaresPlan).
 
 #pragma once
 
@@ -17,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// What a model says of itself to parallelize().
+/// The declarations of a model for parallelize().
 class DeclaresUnits {
  public:
   virtual ~DeclaresUnits() = default;
@@ -38,27 +37,20 @@ enum class ActivationMemory {
   kInputs,   ///< the block's input; recomputes everything
 };
 
-/// What applies a plan over the 1-D mesh of tensor parallelism, where the plan is empty if it has
-/// one rank.
-using ApplyPlan = std::function<void(nn::ModuleBase& model, const DeviceMesh& mesh,
-                                     const tensor_parallel::ParallelizePlan& plan)>;
-
 /// Options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// With sequence parallelism blocks keep their split inputs for backward, and gather them again
-  /// (ColwiseOptions::regather). Without `activations` kAll they are computed again anyway.
+  /// With sequence parallelism blocks save their split inputs for backward, and gather them again
+  /// (ColwiseOptions::regather). Needs `activations` kAll; otherwise they are recomputed.
   bool regather = true;
-  /// Also the last block and the units after it, which backward needs first, are freed after
-  /// forward if `fsdp` says so, and gathered again.
+  /// If `fsdp` frees units after forward: whether the last block and the units after it, which
+  /// backward needs first, are freed, too.
   bool reshard_last = false;
   /// For every FSDP unit. reshard_after_forward (default true: ZeRO-3) is for the units before the
   /// last block. It and those after it stay gathered without `reshard_last`.
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
-  /// Instead of tensor_parallel::parallelize_module, for who records what a plan does.
-  ApplyPlan apply_plan{};
 };
 
 /// The submesh whose ranks hold different sequences: "dp", with "dp_replicate" if the mesh has it.

@@ -22,7 +22,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& mask = {}, double dropout = 0);
 
 /// (tokens, tokens), true where a query sees a key: at most `window` positions back, its own
-/// included; 0: however far.
+/// included; 0: all positions before.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
 /// How attention() runs a call: `backend`, and whether it repeats key-value heads
@@ -31,9 +31,9 @@ using AttentionKernel = tessera::detail::AttentionKernel;
 /// "flash", "efficient, key-value heads repeated": for logs.
 std::string to_string(const AttentionKernel& kernel);
 
-/// Training on a GPU throws Error where libtorch would compute attention by formula ("math"), which
-/// is slow and keeps all scores; unless the program has allowed it, for all threads. Attention with
-/// dropout is always computed so there, and on a CPU nothing is refused.
+/// Training on a GPU throws Error if libtorch would compute attention by formula ("math"), which is
+/// slow and saves all scores. This call allows it, for all threads. Attention with dropout always
+/// uses the formula on a GPU. On a CPU nothing is refused.
 using tessera::detail::allow_math_attention;
 
 using tessera::detail::AskBackend;

@@ -13,17 +13,17 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Sequences that are documents one after another, of which a token sees its own alone. Where the
-/// documents begin says as much as a mask of (batch, tokens, tokens). Made once for all layers.
+/// Sequences of packed documents: a token sees only its own document. The starts of the documents
+/// replace a mask of (batch, tokens, tokens). Made once for all layers.
 class Documents {
  public:
-  /// `positions`: (batch, tokens) int64, of each token in its document, so 0 where one begins; a
-  /// sequence begins one in any case. They are read on the host: if a GPU has them, the caller
-  /// waits for it. `device`: that of attention.
+  /// `positions`: (batch, tokens) int64, the position of each token in its document: 0 starts a
+  /// document. A sequence starts one in any case. Read on the host, which waits for a GPU.
+  /// `device`: of attention.
   Documents(const at::Tensor& positions, c10::Device device);
 
-  /// Where documents begin among the tokens of all sequences, one sequence after another; last the
-  /// number of these tokens.
+  /// The starts of documents among the tokens of all sequences, one sequence after another, and
+  /// the number of these tokens.
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
   /// The same on the device, int32, as variable-length kernels take it.
   const at::Tensor& device_offsets() const { return device_offsets_; }
@@ -47,7 +47,7 @@ class Documents {
 /// Shared by the layers of a call.
 using DocumentsPtr = std::shared_ptr<const Documents>;
 
-/// What a query of causal_attention() sees of the keys up to itself.
+/// The keys, up to its own position, that a query of causal_attention() sees.
 struct CausalAttentionOptions {
   std::int64_t window = 0;   ///< how many positions, its own included; 0: all
   DocumentsPtr documents{};  ///< those of its document alone; nullptr: of its sequence
@@ -58,11 +58,11 @@ struct CausalAttentionOptions {
 /// tokens, width); k, v: the same with as many heads, or fewer, which divide them; returns as q.
 /// Plain, or distributed and split by heads alone.
 ///
-/// On a GPU documents are variable-length attention, of the flash kernel (Dao 2023) or in fp32 of
-/// the memory-efficient one, and a window is the flash kernel's own. On a CPU each document is a
-/// call; so is each block of queries with the keys that its window reaches, which is also what fp32
-/// on a GPU does. What no fused kernel takes is computed with a mask. Throws Error for keys, values
-/// or documents of other sizes than q's, and for a window below 0.
+/// On a GPU documents use variable-length attention: the flash kernel (Dao 2023), in fp32 the
+/// memory-efficient kernel. A window is an option of the flash kernel. On a CPU, each document is
+/// one call, and each block of queries is one call with the keys in its window; so is a window in
+/// fp32 on a GPU. Other cases use a mask. Throws Error for keys, values or documents of other sizes
+/// than q's, and for a window below 0.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
 

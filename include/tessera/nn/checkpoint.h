@@ -22,7 +22,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether an operator's results are kept in forward for the recomputation, or computed again. As
+/// Whether forward saves the results of an operator, or recomputation runs the operator again. As
 /// PyTorch's CheckpointPolicy.
 enum class SavePolicy { kMustSave, kPreferRecompute };
 
@@ -32,21 +32,21 @@ struct OperatorCall {
   std::size_t index = 0;  ///< earlier calls of the same operator in this region
 };
 
-/// Called in forward for each operator below autograd that makes new tensors of tensors, plain or
-/// distributed: not for views and in-place operators. Called for "tessera::redistribute" too, the
-/// collectives between two layouts. Must return the same on every rank.
+/// Forward calls it for each operator below autograd that makes new tensors, plain or distributed:
+/// not for views and in-place operators. "tessera::redistribute" stands for the collectives between
+/// two layouts. Must return the same on every rank.
 using OperatorPolicy = std::function<SavePolicy(const OperatorCall& call)>;
 
-/// Keeps the results of the operators in `names` and recomputes the others.
+/// Saves the results of the operators in `names`. Other operators are recomputed.
 OperatorPolicy save_operators(std::vector<std::string> names);
-/// Keeps the results of matrix multiplications, convolutions and fused attention, so that only
-/// cheap operators are recomputed (norms, activations, rotary embedding).
+/// Saves the results of matrix multiplications, convolutions and fused attention. Cheap operators
+/// (norms, activations, rotary embedding) are recomputed.
 OperatorPolicy save_matmuls_and_attention();
 
-/// Counters of what checkpointed regions did. Many regions may share one object. Thread safe.
+/// Counters of checkpointed regions. Many regions may share one object. Thread safe.
 struct CheckpointCounts {
   std::atomic<std::int64_t> regions = 0;         ///< forwards
-  std::atomic<std::int64_t> packed = 0;          ///< tensors that forward did not keep
+  std::atomic<std::int64_t> packed = 0;          ///< tensors that forward did not save
   std::atomic<std::int64_t> recomputations = 0;  ///< regions that backward ran again
   std::atomic<std::int64_t> repacked = 0;        ///< tensors that recomputations made again
   std::atomic<std::int64_t> early_stops = 0;     ///< recomputations that did not run to the end
@@ -56,7 +56,7 @@ struct CheckpointCounts {
   std::atomic<std::int64_t> recomputed_operators = 0;  ///< calls that ran again
 };
 
-/// What a checkpointed region keeps, and what it checks when it is recomputed.
+/// Options of a checkpointed region.
 struct CheckpointOptions {
   /// Which operators' results are saved (selective checkpointing). None: no operator's.
   OperatorPolicy policy{};
@@ -83,9 +83,8 @@ namespace detail {
 using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class CheckpointedForward;
 
-/// While it lives, autograd keeps placeholders instead of tensors on this thread. In backward, the
-/// first placeholder that is asked for its tensor calls `rerun`. Does nothing where no gradient is
-/// recorded.
+/// Within the scope, autograd saves placeholders instead of tensors on this thread. The first
+/// placeholder that backward unpacks calls `rerun`. Does nothing if no gradient is recorded.
 class CheckpointedRegionScope {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
@@ -104,10 +103,9 @@ class CheckpointedRegionScope {
 }  // namespace detail
 
 /// Activation checkpointing (Chen et al. 2016) as in PyTorch's checkpoint(use_reentrant=False).
-/// Runs fn(inputs...) and returns its result. Of the tensors that autograd would keep for backward,
-/// only the inputs are saved. When backward first needs another one, fn runs again, with the random
-/// numbers, autocast, strict scope and batch part of its forward. Regions may nest, and backward
-/// may run several times.
+/// Runs fn(inputs...) and returns its result. Autograd saves only the inputs. When backward needs
+/// another tensor, fn runs again, with the random numbers, autocast, strict scope and batch part of
+/// its forward. Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///

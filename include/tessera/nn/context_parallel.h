@@ -13,16 +13,16 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// What a query of context-parallel attention sees.
+/// The keys that a query of context-parallel attention sees.
 struct ContextAttentionOptions {
   bool causal = true;
   std::int64_t window = 0;  ///< how many positions, its own included; 0: all. With causal only
   /// In place of both, as attention() takes it, for this rank's queries and the keys of the whole
-  /// sequence: (tokens, sequence), or with a batch and heads (or 1) before these. Every pair is
-  /// computed then.
+  /// sequence: (tokens, sequence), or with a batch and heads (or 1) before these. All pairs
+  /// are computed then.
   at::Tensor mask{};
-  /// The documents of the whole sequences, of which a query sees its own alone; nullptr: of its
-  /// sequence. With causal only, and with no mask.
+  /// The documents of the whole sequences: a query sees its own document only. nullptr: none. With
+  /// causal only, and without a mask.
   DocumentsPtr documents{};
 };
 
@@ -52,8 +52,8 @@ class ContextParallel {
   /// part. PyTorch's _context_parallel_shard.
   at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
   /// The whole tensor, in the order of positions, from all ranks' equal parts along `dim`.
-  /// Collective. Gradient: the sum over all ranks of their wholes' gradients, once (no
-  /// create_graph). PyTorch's context_parallel_unshard.
+  /// Collective. Gradient: the sum of all ranks' gradients of the whole; differentiable once.
+  /// PyTorch's context_parallel_unshard.
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// attention() of this rank's queries with the keys and values of the whole sequence. q: (batch,
@@ -61,11 +61,11 @@ class ContextParallel {
   /// as q. Plain, or distributed over another mesh, split by batch and heads alone, with documents
   /// by heads alone. Collective: one
   /// all-gather of keys and values; in backward one reduce-scatter of their gradients.
-  /// Differentiable once. Without `mask` each chunk is computed by a call for the keys before it
-  /// and a causal one for its own, merged by their log-sum-exp: no mask tensor is made; with a
-  /// window one of a chunk's square or less than two is, in each call. With documents so is each
-  /// one's part of a chunk. Throws Error for an odd number of tokens, and for documents of other
-  /// sizes.
+  /// Differentiable once. Without `mask`, one call computes a chunk with the keys before it and
+  /// another, causal one with its own keys; their results are merged by log-sum-exp, without a mask
+  /// tensor. A window needs a mask of less than two chunks squared. Each document's part of a chunk
+  /// is computed in the same way. Throws Error for an odd number of tokens, and for documents of
+  /// other sizes.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
 

@@ -14,7 +14,7 @@ namespace tessera::nn {
 /// distribute_parameter() for its slots. `name`: its FQN, "" for the root.
 using PartitionFunction =
     std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>;
-/// Is given the tensors of the root module's arguments or result, and may replace them.
+/// Gets the tensors of the root module's arguments or result, and may replace them.
 using BoundaryFunction = std::function<void(TensorList tensors, const DeviceMesh& mesh)>;
 
 /// Makes every parameter and buffer of `module` and below distributed. `partition` is called once

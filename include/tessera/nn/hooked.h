@@ -66,17 +66,15 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 
 }  // namespace detail
 
-/// Holds a stock torch::nn module (or your own) that has neither hooks nor slots, and gives it
-/// both:
+/// Gives hooks and slots to a torch::nn module, of libtorch or your own, that has neither:
 ///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
-/// `Holder` is libtorch's module holder. nn::adopt does the same for a module that exists, a whole
-/// model too (docs/torch_nn.md). Parameters and buffers have the names that they have in the
-/// module: those of the modules inside of it (TransformerEncoderLayer) as well, which are sharded,
-/// initialised and saved with it. Nothing calls these by way of hooks: a unit of FSDP is the whole,
-/// and a plan places their parameters. Shapes, gradients and what forward throws are the module's;
-/// on distributed parameters it communicates what its operators do. init_weights gives the
-/// parameters of libtorch's classes what their reset_parameters gives them, in distribution; those
-/// of other classes keep what their constructor gave them, unless set_initializers() says more.
+/// `Holder` is libtorch's module holder. nn::adopt does the same for an existing module or model
+/// (docs/torch_nn.md). Parameters and buffers keep their names, also those of modules inside
+/// (TransformerEncoderLayer), which are sharded, initialised and saved with it. Modules inside have
+/// no hooks: an FSDP unit is the whole module, and a plan places their parameters. On distributed
+/// parameters forward communicates what its operators do. init_weights gives parameters of
+/// libtorch's classes the distribution of their reset_parameters. Parameters of other classes keep
+/// the values of their constructor, unless set_initializers() names them.
 template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
@@ -90,7 +88,7 @@ class Hooked : public Module<Hooked<Holder>>,
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
-  /// Holds `module`; what kSlotMembers says of other classes in it is in `classes`. nn::adopt.
+  /// Adopts `module`. `classes`: kSlotMembers of other classes in it. For nn::adopt.
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindMembers> classes)
       : held_(std::move(module)), taken_(detail::claim_module(*held_)) {
     classes.push_back(&detail::find_members<Held>);
@@ -104,8 +102,8 @@ class Hooked : public Module<Hooked<Holder>>,
     const BiasScope bias(this->leaves_out_bias() ? held_.get() : nullptr);
     return held_->forward(std::forward<Args>(args)...);
   }
-  /// What init_weights fills the parameters of these FQNs with, below this module, in place of what
-  /// their classes say. A pattern that matches nothing is an Error of init_weights.
+  /// Initialisers for parameters below this module, by FQN, instead of those of their classes. A
+  /// pattern that matches nothing is an Error of init_weights.
   void set_initializers(Initializers table) { initializers_ = std::move(table); }
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, initializers_);
@@ -122,7 +120,7 @@ class Hooked : public Module<Hooked<Holder>>,
   const torch::nn::Module& adopted_module() const override { return *held_; }
 
  private:
-  /// `module`, if any, lacks its bias for as long as this lives.
+  /// Removes the bias of `module`, if any, within the scope.
   class BiasScope {
    public:
     explicit BiasScope(Held* module) : module_(module) { exchange(); }
@@ -148,27 +146,27 @@ class Hooked : public Module<Hooked<Holder>>,
   Initializers initializers_;
 };
 
-/// What nn::adopt makes of a module of class M.
+/// The result of nn::adopt for a module of class M.
 template <class M>
 using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 
-/// Takes a model made of libtorch's own modules, as it is:
+/// Adopts a model made of libtorch's modules, as it is:
 ///   const auto model = nn::adopt(std::make_shared<Net>());  // struct Net : torch::nn::Module
 ///   tensor_parallel::parallelize_module(*model, mesh["tp"], {{"fc1", colwise_parallel()}});
 ///   fsdp::fully_shard(*model, mesh["dp"]);
 ///   const at::Tensor y = (*model)(x);                       // Net::forward
-/// The tree below it mirrors `module`, which stays in use: its parameters, by the same names,
-/// follow the slots. From here on call the result, and not `module`. `Classes`: the classes in it,
-/// other than M, that register parameters themselves, as kSlotMembers names them. Throws Error,
-/// naming it, for a parameter that no member is known of, as nn::Hooked does, and for a module that
-/// an earlier result, which still lives, has taken. Not collective.
+/// The result has the tree of `module`, whose parameters follow the slots. Call the result, and not
+/// `module`. `Classes`: the classes in it, other than M, that register parameters, with their
+/// kSlotMembers. Throws Error for a parameter without a known member, by name, for a member that
+/// was assigned another tensor (use tie_slot), and for a module that was adopted before. Not
+/// collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");
   return std::make_shared<Adopted<M>>(
       std::move(module), std::vector<detail::FindMembers>{&detail::find_members<Classes>...});
 }
-/// The same for what a module holder holds: torch::nn::Sequential, TORCH_MODULE(Net).
+/// The same for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(const torch::nn::ModuleHolder<M>& module) {
   TESSERA_CHECK(!module.is_empty(), "nn::adopt was given an empty holder; construct its module");

@@ -37,9 +37,9 @@ Initializer normal(double mean, double std);
 Initializer trunc_normal(double mean, double std, double low = -2.0, double high = 2.0);
 }  // namespace init
 
-/// What reset_parameters() fills parameters with. Each parameter is filled once. Its random stream
-/// is the hash of its FQN, so the values depend neither on the mesh nor on the order. The parts of
-/// a FusedLinear have those of the separate parameters.
+/// The argument of reset_parameters(), which fills parameters with it. Each parameter is filled
+/// once. Its random stream is the hash of its FQN, so that values depend neither on the mesh nor on
+/// the order. The parts of a FusedLinear have the values of separate parameters.
 class InitContext {
  public:
   /// Fills a parameter of the module being initialised or of one below it, unless a module above
@@ -78,7 +78,7 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed);
 /// Makes buffers as init_weights does, and leaves alone parameters and the persistent buffers that
 /// have been filled: for a model whose parameters are loaded. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
-/// Says that a load has filled a slot.
+/// Marks a slot as filled by a load.
 void mark_initialized(const SlotPtr& slot);
 
 }  // namespace tessera::nn

@@ -20,8 +20,8 @@ struct LinearOptions {
   bool bias = true;
 };
 
-/// What takes the place of aten::linear: a function of x, (..., in), weight, (out, in), and bias,
-/// (out) or undefined, which are distributed as in a call without it.
+/// Replaces aten::linear: a function of x, (..., in), weight, (out, in), and bias, (out) or
+/// undefined, which are distributed as in a call without it.
 using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
                                                const at::Tensor& bias)>;
 
@@ -35,9 +35,8 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x);
-  /// `product` of x and the parameters: for what is fused with it, and so has to run between this
-  /// module's hooks. Throws Error for a module with an adapter (apply_lora), and what `product`
-  /// throws.
+  /// `product` of x and the parameters, between this module's hooks: for fused operations. Throws
+  /// Error for a module with an adapter (apply_lora), and what `product` throws.
   at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
   /// From now on forward(x) is `product` of x. For styles of parallelism; not collective, and every
   /// rank must set the same.
@@ -50,9 +49,9 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   }
   void reset_parameters(const InitContext& init) override;
 
-  /// What makes its product together with those of others; nullptr: there is nothing that does.
+  /// Computes the product of this Linear together with those of others; nullptr: not possible.
   detail::MakeLinearProducts products_together() const;
-  /// Whether set_defer_bias() asked for it and there is a bias.
+  /// Whether there is a bias that forward leaves out (set_defer_bias).
   bool defers_bias() const { return leaves_out_bias() && bias.defined(); }
 
   std::int64_t in_features() const { return in_features_; }
@@ -70,10 +69,10 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   detail::MakeLinearProducts together_ = detail::make_linear_products;
 };
 
-/// linear(x) of each of `linears`, in order. In backward the terms of x's gradient are added in the
-/// products, without passes over them, unless one of the modules has an adapter, is checkpointed,
-/// computes in fp8 or has a product of another kind. Throws, and is collective, as the calls.
-/// Gradient: that of the calls, but for the order of additions.
+/// linear(x) of each of `linears`, in order. In backward the products add the terms of x's
+/// gradient, unless one of the modules has an adapter, is checkpointed, computes in fp8 or has
+/// another product. Throws, and is collective, as the single calls. Gradients are those of single
+/// calls, apart from the order of additions.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 

@@ -23,9 +23,9 @@ struct LoraOptions {
   double dropout = 0;  ///< on the input of the term, in training
 };
 
-/// What apply_lora() attaches to a Linear: y = x weight^T + bias + scale * B(A(dropout(x))). The
-/// matrices are modules below the Linear, with PEFT's names: lora_A.weight (rank, in) and
-/// lora_B.weight (out, rank).
+/// The adapter that apply_lora() attaches to a Linear: y = x weight^T + bias + scale *
+/// B(A(dropout(x))). The matrices are modules below the Linear, with PEFT's names: lora_A.weight
+/// (rank, in) and lora_B.weight (out, rank).
 struct LoraBranch {
   std::shared_ptr<Linear> a, b;
   double dropout = 0;
@@ -37,8 +37,8 @@ struct LoraBranch {
 
 /// Low-rank adapters (Hu et al. 2021) of the Linears that the options name. Freezes all other
 /// parameters of `module`. To be called before parallelize_module and fully_shard, which then shard
-/// the adapters as the weights that these belong to: for a column-wise Linear B's rows
-/// are split and A is replicated, for a row-wise one A's columns are split and B is replicated.
+/// the adapters like their weights: for a column-wise Linear the rows of B are split and
+/// A is replicated, for a row-wise Linear the columns of A are split and B is replicated.
 ///
 /// init_weights fills A as Linear's weight (Kaiming-uniform) and B with zeros, whatever tables of
 /// modules above say; init_unfilled() does so after the weights were loaded. An FSDP unit reduces

@@ -29,8 +29,7 @@ class InitContext;
 
 namespace detail {
 
-// Whether M has a member called forward, of whatever kind: together with another base's it is
-// ambiguous.
+// Whether M has a member called forward: with a second base that has one the name is ambiguous.
 struct OtherForward {
   int forward;
 };
@@ -39,7 +38,7 @@ struct TwoForwards : M, OtherForward {};
 template <class M>
 concept HasForward = std::is_final_v<M> || !requires { &TwoForwards<M>::forward; };
 
-/// A call of a module that has not ended, one inside another.
+/// A running call of a module. Calls nest.
 struct RunningCall {
   const ModuleBase* module = nullptr;
   const RunningCall* outer = nullptr;
@@ -52,7 +51,7 @@ struct RunningCall {
 /// The tensors inside a call's arguments or result, in order, undefined ones too. A hook may
 /// replace them.
 using TensorList = std::span<at::Tensor* const>;
-/// Sees a module's call: the module, and the tensors of its arguments or result.
+/// Gets the module of a call, and the tensors of its arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
 /// Which calls of a module a hook runs around.
 enum class HookedCalls : std::uint8_t {
@@ -77,8 +76,8 @@ class ModuleBase : public torch::nn::Module {
   void add_forward_pre_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
   /// Runs after forward with the tensors of its result, in order of registration.
   void add_forward_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
-  /// Runs last, also if forward or a hook throws, in the reverse order of registration: what hooks
-  /// began ends from the inside out. Must not throw.
+  /// Runs last, also if forward or a hook throws, in the reverse order of registration. Must not
+  /// throw.
   void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
   /// Makes every call a checkpoint() of forward together with the hooks added so far (TP's), which
@@ -92,8 +91,8 @@ class ModuleBase : public torch::nn::Module {
   /// This module's own buffers.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
   /// Parameters of this module and all below it, each once, with the first of its FQNs.
-  /// Throws Error for a parameter without a slot: of a stock module below (hold it in nn::Hooked),
-  /// or made by libtorch's register_parameter (use register_slot).
+  /// Throws Error for a parameter without a slot: of a stock module below (use nn::Hooked), or made
+  /// by libtorch's register_parameter (use register_slot).
   NamedSlots named_slots() const;
   /// Buffers of this module and all below it.
   NamedSlots named_buffer_slots() const;
@@ -111,7 +110,8 @@ class ModuleBase : public torch::nn::Module {
   /// parameters of modules below it: a parameter is filled once, by the outermost module that asks.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Keeps an object of a higher layer with this module, one per type; FSDP attaches its unit.
+  /// Attaches an object of a higher layer to this module, one for each type; FSDP attaches its
+  /// unit.
   template <class T>
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
@@ -143,8 +143,8 @@ class ModuleBase : public torch::nn::Module {
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
   /// Calls and walks throw Error if the member was assigned another tensor since.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
-  /// A buffer, which moves with the module. Checkpoints hold it as they hold parameters, unless it
-  /// is not persistent: one that reset_parameters makes again, as a table of a formula's values.
+  /// A buffer, which moves with the module. Checkpoints store it unless it is not persistent: a
+  /// table that reset_parameters computes, for example.
   Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                  bool persistent = true);
 
@@ -163,9 +163,8 @@ class ModuleBase : public torch::nn::Module {
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
   static void run_always_hooks(const Hooks& hooks) noexcept;
 
-  /// For the first line of a forward. Throws Error if this module has hooks and they have not run,
-  /// because forward was called as m.forward(x) and not as m(x). The modules of tessera::nn ask
-  /// this; where TP or FSDP has distributed parameters, computing with them fails anyway.
+  /// For the first line of a forward. Throws Error if this module has hooks that have not run,
+  /// because forward was called as m.forward(x) and not as m(x).
   void check_called() const;
   /// For exception handlers: rethrows the current exception. An Error, or an exception of libtorch,
   /// then names this module and its FSDP unit, unless a module inside has added its name before.
@@ -177,10 +176,9 @@ class ModuleBase : public torch::nn::Module {
   /// Whether fqn() is known, after the module of the outermost call has named its tree.
   bool is_in_a_tree() const;
 
-  /// Around a call. The outermost of a thread throws Error if the module, or one below it, has a
-  /// parameter without a slot, or a parameter or buffer that is not filled. One within another
-  /// throws Error for a module with trained parameters that is in no tree: register_module was not
-  /// called.
+  /// Around a call. The outermost call of a thread throws Error for a parameter without a slot, and
+  /// for a parameter or buffer that is not filled, of the module or a module below it. An inner
+  /// call throws Error for a module with trained parameters that no register_module was called for.
   class CallScope {
    public:
     explicit CallScope(ModuleBase& module);
@@ -215,10 +213,10 @@ class ModuleBase : public torch::nn::Module {
   friend class AdoptedModule;
   /// Copies the tensor of a slot to the member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
-  /// What follows a swap: the handles of a parameter, a member bound to it.
+  /// What a swap updates: the handles of a parameter, and a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;               ///< empty: nothing else
+    Follow follow;               ///< empty: no other member
     const at::Tensor* member{};  ///< bind_slot: must be the tensor in the slot
   };
 
@@ -246,15 +244,15 @@ class ModuleBase : public torch::nn::Module {
   Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
-  mutable std::optional<std::string> fqn_;  ///< a walk finds it, which changes nothing else
+  mutable std::optional<std::string> fqn_;  ///< set by a walk, which changes nothing else
   mutable bool named_tree_ = false;         ///< whether a walk from here has named what is below
-  int running_calls_ = 0;                   ///< one within another, where a module calls itself
+  int running_calls_ = 0;                   ///< more than 1 if a module calls itself
   std::uint64_t checked_epoch_ = 0;  ///< detail::fill_epoch() when this was found to be filled
 };
 
-/// Base of a user's module. Call it as module(args...), and not module.forward(args...), which
-/// would skip the hooks: pre-hooks, Derived::forward(args...), hooks. Arguments (copied) and
-/// results may be anything that visit_tensors knows. forward may return void.
+/// Base of a user's module. Call it as module(args...), which runs pre-hooks,
+/// Derived::forward(args...) and hooks; module.forward(args...) skips the hooks. Arguments (copied)
+/// and results may have any type that visit_tensors knows. forward may return void.
 template <class Derived>
 class Module : public ModuleBase {
   /// Whether forward takes what operator() passes on.
@@ -299,7 +297,7 @@ class Module : public ModuleBase {
     }
   }
 
-  /// For the compiler's message: one line in place of what the call above would make of it.
+  /// For a short compiler message.
   template <class... Args>
     requires(!takes<Args...>())
   at::Tensor operator()(Args&&...) {

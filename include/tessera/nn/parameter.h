@@ -18,9 +18,9 @@ namespace tessera::nn {
 
 class ModuleBase;
 
-/// How files hold a fused parameter: as separate tensors, under the names of the modules that it
-/// takes the place of. Its rows are `groups` equal runs; in each are the rows of every part, one
-/// part after another.
+/// How files store a fused parameter: as separate tensors, under the names of the modules that it
+/// replaces. Its rows are `groups` equal runs; each run has the rows of every part, one part after
+/// another.
 struct StoredParts {
   /// The rows that belong to one module, which is a sibling of the parameter's: "q_proj".
   struct Part {
@@ -31,7 +31,7 @@ struct StoredParts {
   std::int64_t groups = 1;
 };
 
-/// Rows of a parameter that files hold as a tensor.
+/// Rows of a parameter that files store as one tensor.
 struct NamedRows {
   std::string name;
   PartRows rows;
@@ -39,9 +39,9 @@ struct NamedRows {
 /// The parts of the parameter `fqn`: "layers.0.qkv.weight" has "layers.0.q.weight" and so on.
 std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored);
 
-/// The cell that holds the tensor of a parameter or a buffer. TP and FSDP swap the tensor (plain,
-/// sharded, unsharded); names, named_parameters() and holders of the slot, such as optimizers, stay
-/// valid. Modules that share a parameter share its slot. Thread safety: one thread at a time.
+/// The place of a parameter or a buffer. TP and FSDP swap the tensor in it (plain, sharded,
+/// unsharded); names, named_parameters() and owners of the slot, such as optimizers, stay valid.
+/// Modules that share a parameter share its slot. Thread safety: one thread at a time.
 class ParameterSlot {
  public:
   /// A module that has the slot as a parameter, and its name there.
@@ -50,7 +50,7 @@ class ParameterSlot {
     std::string name;
   };
 
-  /// `initialized`: whether the tensor holds values. False: fresh storage, to be filled.
+  /// `initialized`: whether the tensor has values. False: new storage, to be filled.
   ParameterSlot(at::Tensor tensor, bool initialized);
   ParameterSlot(const ParameterSlot&) = delete;
   ParameterSlot& operator=(const ParameterSlot&) = delete;
@@ -61,11 +61,11 @@ class ParameterSlot {
   /// Puts a tensor with other values here, in named_parameters() and in the bound member of every
   /// owner. The slot counts as initialized, unless the tensor is on the meta device.
   void set(at::Tensor tensor);
-  /// The same for a tensor with the same values, or without values as before, that lies otherwise.
+  /// The same for a tensor with the same values in another layout, or without values as before.
   void swap(at::Tensor tensor);
-  /// The tensor that outlives a step, for optimizers, clipping and checkpoints. The same as get(),
-  /// except while FSDP shows the unsharded parameter: get() is then the unsharded tensor, and this
-  /// one the shard.
+  /// The tensor for optimizers, clipping and checkpoints. The same as get(), except while FSDP has
+  /// put the unsharded parameter into the slot: then get() is the unsharded tensor, and this is the
+  /// shard.
   const at::Tensor& persistent() const { return persistent_.defined() ? persistent_ : tensor_; }
   bool has_persistent() const { return persistent_.defined(); }
   /// For FSDP: makes `tensor` the persistent one. swap() then changes get() alone.
@@ -78,14 +78,14 @@ class ParameterSlot {
   const std::string& fqn() const { return fqn_; }
   void set_fqn(const std::string& fqn);
 
-  /// For experts under FSDP: the mesh along which this parameter is distinct. The parameter is on
-  /// a slice of that mesh, and the other slices hold other parameters instead of copies of it. No
-  /// mesh: they hold copies. optim::NormOptions::distinct_along says the same by names.
+  /// For experts under FSDP: the mesh along which this parameter is distinct. The parameter is on a
+  /// slice of that mesh, and other slices have other parameters. No mesh: other slices have copies.
+  /// optim::NormOptions::distinct_along says the same by names.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
-  /// For tensor parallelism: whether the parameter is replicated because no plan has named it so
-  /// far. A later plan may.
+  /// For tensor parallelism: whether the parameter is replicated because no plan has named it. A
+  /// later plan may name it.
   bool replicated_by_default() const { return replicated_by_default_; }
   void set_replicated_by_default(bool by_default) { replicated_by_default_ = by_default; }
 
@@ -94,18 +94,18 @@ class ParameterSlot {
   bool of_adapter() const { return of_adapter_; }
   void set_of_adapter(bool of_adapter) { of_adapter_ = of_adapter; }
 
-  /// Where files hold the parameter by parts. Saving and loading read it, and initialisation, which
-  /// draws for the parts what it would draw for separate parameters.
+  /// Set if files store the parameter by parts. Initialisation draws the same numbers for the parts
+  /// as for separate parameters.
   const std::optional<StoredParts>& stored_parts() const { return stored_parts_; }
   void set_stored_parts(StoredParts parts) { stored_parts_ = std::move(parts); }
 
-  /// Whether sharded checkpoints and state dicts hold it: all but buffers that are not persistent.
+  /// Whether sharded checkpoints and state dicts store it. False for buffers that are not
+  /// persistent.
   bool saved() const { return saved_; }
   void set_saved(bool saved) { saved_ = saved; }
 
   /// Whether the storage has been filled: by init_weights, a load, the constructor's caller, or an
-  /// in-place operator, as autograd's version counter tells. Swapping the tensor does not change
-  /// it.
+  /// in-place operator (by autograd's version counter). A swap does not change it.
   bool initialized() const;
   void set_initialized(bool initialized);
 

@@ -18,8 +18,8 @@ struct ModuleWalk {
   bool every_place = false;
   /// Children before their parent instead of after it.
   bool children_first = false;
-  /// Leaves out the modules for which this is true, with all that is below them. Asked before the
-  /// module's children are. Empty: leaves out none.
+  /// Leaves out the modules for which this is true, and all modules below them. Called for a module
+  /// before its children. Empty: leaves out none.
   std::function<bool(const torch::nn::Module& module)> skip{};
 };
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -9,10 +11,65 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/export.h"
-#include "tessera/observe/flops.h"
 
 TESSERA_API_BEGIN
 namespace tessera::observe {
+
+/// FLOPs per token, forward and backward, without recomputation.
+struct ModelFlops {
+  double per_token = 0;         ///< 6 (N - N_embedding) + 12 L hidden S: torchtitan's formula
+  double per_token_causal = 0;  ///< the same without the masked half of attention
+};
+/// `hidden` is heads * head_dim, `sequence` the number of tokens in a sample. If the embedding is
+/// tied to the output, its parameters take part in a product: pass 0 for `embedding_parameters`.
+ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
+                       std::int64_t layers, std::int64_t hidden, std::int64_t sequence);
+
+/// Peak FLOP/s of a device's dense matrix products in `type`, by its name ("NVIDIA H100 80GB
+/// HBM3"); nullopt if the table lacks it, for example for a CPU, or a type other than bf16, fp16
+/// and fp32. Makers' figures, without sparsity; fp32 as libtorch computes it by default, without
+/// TF32.
+std::optional<double> peak_flops(const std::string& device_name,
+                                 c10::ScalarType type = c10::kBFloat16);
+
+// What a program runs on. `device_type` is "cpu" or "cuda". Not collective; thread safe.
+
+/// The name of the device, of the current one where there are several; "" if it is not known.
+std::string device_name(const std::string& device_type);
+
+/// The current CUDA device's, as a number: 89 for 8.9; 0 if it is not known.
+int compute_capability();
+
+/// The memory of one rank, in bytes.
+struct MemoryUse {
+  std::int64_t peak_bytes = 0;  ///< cpu: resident, of this process; cuda: reserved by libtorch
+  /// cuda: the part of what was reserved that tensors had; cpu: what tensors had, if
+  /// count_tensor_memory() was called.
+  std::optional<std::int64_t> peak_active_bytes;
+  std::int64_t capacity_bytes = 0;  ///< of the machine, or of the device; 0: not known
+};
+/// The highest use of memory since the last call, on a CPU since the process began. Does not wait
+/// for the device.
+MemoryUse take_memory_use(const std::string& device_type);
+
+/// Peak resident memory of this process, in bytes.
+std::int64_t peak_resident_bytes();
+/// Physical memory of this machine, in bytes.
+std::int64_t physical_memory_bytes();
+
+}  // namespace tessera::observe
+
+namespace tessera::comm {
+class World;
+}
+
+namespace tessera::observe {
+
+/// FLOP/s of a device, found by products of square matrices in `type`: what MFU is against where
+/// no data sheet is, and on a CPU. The median of several windows, in which all ranks compute, so
+/// that those of one host share its cores as they do in training; the mean over the ranks. Takes
+/// about a second, and draws no random numbers. Collective over `world`, and the same on all ranks.
+double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of one training step.
 struct StepMetrics {

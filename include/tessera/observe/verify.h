@@ -22,14 +22,15 @@ using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
 /// How verify() runs and compares.
 struct VerifyOptions {
-  /// Those dimensions of the mesh whose ranks have different samples: the gradient on the mesh is
-  /// the mean over them of one rank's. FSDP's and its replicas'.
+  /// The dimensions of the mesh along which ranks have different samples: those of FSDP and its
+  /// replicas. The gradient on the mesh must be the mean over them of one rank's gradients.
   std::vector<std::string> batch_dims{};
-  /// Whether the step takes a part of each sample with the module, where it takes all of it with
-  /// the reference (context parallelism). Outputs can't be compared then: only gradients and, as
-  /// a mean over `batch_dims`, the loss.
+  /// The step takes a part of the samples with the module, and all of them with the reference. For
+  /// context parallelism, for experts that get rows of other ranks, and for a loss or a statistic
+  /// of the whole batch. Outputs can't be compared then: only the gradients, and the loss as a mean
+  /// over `batch_dims`.
   bool splits_samples = false;
-  /// The type with the fewest digits that the mesh computes or reduces in, where the reference's
+  /// The type with the fewest digits that the mesh computes or reduces in, if the reference's
   /// parameters have more.
   std::optional<c10::ScalarType> coarsest{};
 };
@@ -47,14 +48,16 @@ struct VerifyDifference {
 struct VerifyReport {
   /// In the order in which the calls end on one rank: all before the first one is equal.
   std::vector<VerifyDifference> outputs{};
-  std::vector<VerifyDifference> gradients{};
-  /// Not empty: the ranks have different weights, which this line names; nothing else was looked
-  /// at.
+  std::vector<VerifyDifference> gradients{};  ///< in the order in which backward computes them
+  /// Not empty: the ranks have different weights, which this line names. Nothing else was compared.
   std::string weights{};
   std::size_t modules = 0;     ///< whose outputs were compared
   std::size_t parameters = 0;  ///< whose gradients were
   /// The largest difference, as a share of the largest value of its kind.
   double largest = 0;
+  /// Where to look for the first of `outputs`: in its module, or if the module's input differs
+  /// already, in the one that calls it.
+  std::string cause{};
 
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }
   /// One line if all is equal, else one for each difference, the first ones of many.
@@ -64,25 +67,25 @@ struct VerifyReport {
 };
 
 /// Runs `step` with one rank's model and with the parallelized one, forward and backward of the
-/// same weights, and compares: each output of a module, the result of the step, each parameter's
-/// gradient. What is wrong in a plan or in a model's own code shows as the first module whose
-/// output is not one rank's, or as the parameter whose gradient is not. docs/verify.md.
+/// same weights, and compares each output of a module, the result of the step, and each parameter's
+/// gradient. A fault in a plan or in a model's own code shows as the first output or gradient that
+/// is not one rank's. docs/verify.md.
 ///
-/// `reference`: a second instance, of the same class and options, that nothing was applied to; it
-/// may be on the meta device. It gets the weights, buffers and modes of `module`, computes in
-/// the type that its own parameters have, and is of no use afterwards. It is run three times, twice
-/// with weights that rounding changed: that shows which differences rounding makes.
+/// `reference`: a second instance, of the same class and options, to which nothing was applied; it
+/// may be on the meta device. It gets the weights, buffers and modes of `module`, computes in the
+/// type of its own parameters, and is of no use afterwards. It is run three times, twice with
+/// weights that rounding changed: that shows which differences rounding makes.
 /// `mesh`: all ranks of the run. `step` must do the same at each call; random numbers are counted
 /// from the same number for each. A rank's step takes its own samples, small ones: every rank
-/// computes them all, with all weights, and keeps all outputs.
+/// computes them all, with all weights, and keeps all inputs and outputs.
 ///
 /// Distributed outputs are compared whole, and pending sums are reduced. A plain one must be the
 /// reference's on each rank, or if it has other sizes, the ranks' parts one after another.
 ///
-/// Afterwards the module is as before: gradients, buffers and random numbers are put back. Its
-/// hooks stay, and do nothing. Collective over `mesh`. Throws Error on every rank if the reference
-/// does not fit, or the step throws with it; if it throws on the mesh, on the ranks where it does,
-/// as any step of a program.
+/// Afterwards gradients, buffers and random numbers are restored. The hooks stay in the modules,
+/// and do nothing. Collective over `mesh`. Throws Error on every rank if the reference does not
+/// fit, or if the step throws with it. If the step throws on the mesh, the ranks on which it does
+/// throw, as in any step of a program.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 

@@ -43,7 +43,7 @@ struct AdamWOptions {
 /// sum), which is then redistributed. Parameters without a gradient are skipped. Throws Error,
 /// before any parameter changes, for a parameter that is not filled, and for one whose local shard
 /// has changed its sizes or device since its first step. Thread safety: one thread at a time.
-class AdamW : public GroupedOptimizer<AdamWOptions, BatchedOptimizer> {
+class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
   /// Throws Error for options that make no sense.
   explicit AdamW(std::vector<Group<AdamWOptions>> groups);
@@ -67,6 +67,31 @@ class AdamW : public GroupedOptimizer<AdamWOptions, BatchedOptimizer> {
   at::Tensor rate_on(c10::Device device, std::size_t group);
 
   std::vector<Rate> rates_;  ///< one for each group and device
+};
+
+/// The defaults are those of torch.optim.SGD.
+struct SgdOptions {
+  double lr = 1e-3;
+  double momentum = 0.0;
+  bool nesterov = false;      ///< needs momentum
+  double weight_decay = 0.0;  ///< L2: added to the gradient, times the parameter
+};
+
+/// Stochastic gradient descent over local shards, with fused kernel calls and fp32 updates of
+/// narrower parameters as in AdamW. torch.optim.SGD without dampening. State "momentum_buffer" if a
+/// group has momentum.
+///
+/// step(): collective when AdamW's is, and throws what that throws.
+class Sgd : public GroupedOptimizer<SgdOptions> {
+ public:
+  /// Throws Error for options that make no sense.
+  explicit Sgd(std::vector<Group<SgdOptions>> groups);
+  Sgd(std::vector<nn::SlotPtr> parameters, SgdOptions options);
+  /// All slots below `module`.
+  Sgd(const nn::ModuleBase& module, SgdOptions options);
+
+ private:
+  void update_batch(const Batch& batch, std::size_t group) override;
 };
 
 }  // namespace tessera::optim

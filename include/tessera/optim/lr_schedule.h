@@ -38,9 +38,6 @@ class LrSchedule {
   /// Throws Error for negative steps and for shares outside [0, 1]. A warm-up of at least `steps`
   /// never ends.
   explicit LrSchedule(const LrScheduleOptions& options);
-  [[deprecated("pass LrScheduleOptions")]] LrSchedule(Schedule schedule, std::int64_t warmup,
-                                                      std::int64_t steps)
-      : LrSchedule(LrScheduleOptions{.schedule = schedule, .warmup = warmup, .steps = steps}) {}
   /// Pure. After the warm-up min_factor at and beyond step N, unless constant. Throws Error for a
   /// step below 0, and without steps, unless constant.
   double factor(std::int64_t step) const;

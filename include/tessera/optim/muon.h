@@ -36,7 +36,7 @@ struct MuonOptions {
 
 /// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
 /// momentum, which five Newton-Schulz steps approximate. For the matrices of hidden layers;
-/// embeddings, the head, norms and biases belong to an AdamW beside it (see split_for_muon and
+/// give embeddings, the head, norms and biases to an AdamW (see split_for_muon and
 /// OptimizerList). torch.optim.Muon for any sharding on any mesh, with the result of one process.
 ///
 /// Each matrix is assigned to one rank of its mesh, replicas included, so that it is orthogonalised
@@ -56,7 +56,8 @@ class Muon : public GroupedOptimizer<MuonOptions> {
 
  private:
   class Exchange;
-  void update_shards(const std::vector<ShardUpdate>& shards, double factor) override;
+  void update_shards(const std::vector<ShardUpdate>& shards,
+                     const GradientFactor& gradient_factor) override;
   bool updates_without_gradient(const at::Tensor& parameter) const override;
   at::Tensor direction(const ShardUpdate& shard, double factor);
   at::Tensor orthogonal(const at::Tensor& matrix, std::size_t group) const;

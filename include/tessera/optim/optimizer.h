@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +25,7 @@ struct StateTensor {
 
 /// What a training loop needs of an optimizer. It holds slots and not tensors, so it may be made
 /// before or after TP and FSDP are applied. Thread safety: one thread at a time. To write one, see
-/// BatchedOptimizer in slot_optimizer.h.
+/// GroupedOptimizer in slot_optimizer.h.
 class Optimizer {
  public:
   Optimizer() = default;
@@ -34,11 +36,21 @@ class Optimizer {
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`,
   /// with which a GradScaler divides by its scale, in the type of the update: fp32 where parameters
   /// are narrower. The gradients' values are not specified afterwards: call zero_grad().
-  void step(double gradient_factor = 1.0) { update(gradient_factor); }
+  /// The first step compares gradients that must be copies: on a mesh (dp, tp), those of a
+  /// parameter on mesh["tp"] for each coordinate of dp. It is collective over the root meshes of
+  /// distributed parameters, and throws Error if copies differ, because nothing sums them. With
+  /// TESSERA_DEBUG=1 every step compares.
+  void step(double gradient_factor = 1.0) {
+    check_copies();
+    update(gradient_factor);
+  }
   /// The same with a factor that is on a device, such as ClipFactor::factor: plain, 0-d, and the
   /// same on every rank. Each product is rounded to the type of the gradient, as clip_grad_norm_()
   /// rounds it. The host does not wait for it.
-  void step(const at::Tensor& gradient_factor) { update_scaled(gradient_factor); }
+  void step(const at::Tensor& gradient_factor) {
+    check_copies();
+    update_scaled(gradient_factor);
+  }
   /// Drops the gradients, and those that FSDP has accumulated but not reduced. Not collective.
   void zero_grad();
   /// Each once; for clip_grad_norm_.
@@ -54,6 +66,9 @@ class Optimizer {
   virtual void update(double gradient_factor) = 0;
   /// Multiplies the gradients in place first.
   virtual void update_scaled(const at::Tensor& gradient_factor);
+  void check_copies();
+
+  bool compared_ = false;
 };
 
 /// The state, named by the parameter's FQN: "model.norm.weight.exp_avg". Not collective. Throws
@@ -63,6 +78,67 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
 
 /// All slots below `module`, in order.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
+
+/// Several optimizers as one, each with its own parameters:
+///   const optim::MuonSplit split = optim::split_for_muon(model, {"lm_head.weight"});
+///   optim::OptimizerList optimizer(
+///       {std::make_shared<optim::Muon>(split.matrices, optim::MuonOptions{.lr = 0.02}),
+///        std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 3e-4})});
+/// They step in the order given.
+class OptimizerList : public Optimizer {
+ public:
+  /// Throws Error for a parameter that two of them update, and for a null optimizer.
+  explicit OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers);
+
+  const std::vector<nn::SlotPtr>& parameters() const override { return parameters_; }
+  void scale_lr(double factor) override;
+  std::vector<StateTensor> state() override;
+
+ private:
+  void update(double gradient_factor) override;
+  void update_scaled(const at::Tensor& gradient_factor) override;
+
+  std::vector<std::shared_ptr<Optimizer>> optimizers_;
+  std::vector<nn::SlotPtr> parameters_;
+};
+
+/// An optimizer that also keeps an exponential moving average of the parameters that are trained
+/// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
+/// parameter. The average begins as the parameters are before the first step, unless a load has
+/// filled it. Each rank stores it for its local shards, in fp32 if these are narrower, and it is
+/// part of the state as "ema": checkpoints hold it, and a resumed run continues it exactly. It
+/// needs no communication.
+class Ema final : public Optimizer {
+ public:
+  /// Throws Error unless 0 <= decay < 1, and for no optimizer.
+  Ema(std::shared_ptr<Optimizer> inner, double decay);
+
+  const std::vector<nn::SlotPtr>& parameters() const override { return inner_->parameters(); }
+  void scale_lr(double factor) override { inner_->scale_lr(factor); }
+  std::vector<StateTensor> state() override;
+
+  /// Exchanges the parameters with their averages, for evaluation or an export; a second call gives
+  /// them back: in between, step() and state() throw Error. Not to be called between a forward and
+  /// its backward. Not collective. Throws Error, before anything is changed, for parameters
+  /// narrower than fp32, whose values would be rounded.
+  void swap();
+
+ private:
+  void update(double gradient_factor) override;
+  void update_scaled(const at::Tensor& gradient_factor) override;
+  template <class Factor>
+  void step_inner(const Factor& gradient_factor);
+  void average();
+  void make_averages();
+  void begin_averages();
+  void check_not_swapped() const;
+  void check_sizes(std::size_t index) const;
+
+  std::shared_ptr<Optimizer> inner_;
+  double decay_;
+  std::vector<at::Tensor> averages_;  ///< for each of parameters(); undefined for frozen ones
+  bool swapped_ = false;              ///< the parameters are the averages now
+};
 
 }  // namespace tessera::optim
 TESSERA_API_END

@@ -16,14 +16,6 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-// How the library's optimizers are made. step() goes through three classes:
-//   SlotOptimizer::update()            takes each slot's local shard and gradient, checks them, and
-//                                      makes the state of those that have none yet;
-//   BatchedOptimizer::update_shards()  joins shards that adjoin in memory and sorts them into
-//                                      batches, one for each type and device;
-//   AdamW::update_batch()              calls one fused kernel for a batch.
-// Muon, which has to see whole matrices, overrides update_shards() itself.
-
 /// Parameters that share options.
 template <class Options>
 struct Group {
@@ -33,15 +25,38 @@ struct Group {
 
 /// The local shard of a parameter in a step.
 struct ShardUpdate {
-  std::size_t index;     ///< its place in Optimizer::parameters()
+  std::size_t index;     ///< in Optimizer::parameters()
   std::size_t group;     ///< index of its optimizer group
   at::Tensor parameter;  ///< local, without autograd
   at::Tensor gradient;   ///< local; undefined if there is none
 };
 
-/// Base of optimizers that keep state beside local shards. State is made at a parameter's first
-/// step, in fp32 where the parameter is narrower. State of shards that adjoin in memory, as FSDP
-/// lays out those of a unit, adjoins too.
+/// The factor of all gradients in a step (Optimizer::step): a number, or a plain 0-d tensor on a
+/// device.
+struct GradientFactor {
+  double number = 1.0;
+  at::Tensor tensor = {};
+};
+
+/// Shards that one list kernel updates: tensor i of each list belongs to tensor i of the others.
+struct Batch {
+  std::vector<at::Tensor> parameters, gradients;
+  std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
+  std::vector<at::Tensor> steps;                ///< the number of this step, from 1, if counted
+  /// The index of the first shard of each tensor in Optimizer::parameters().
+  std::vector<std::size_t> shards = {};
+  /// Plain, 0-d fp64, on the device of the batch: the factor by which update_batch() multiplies the
+  /// gradients if takes_gradient_factor(). Undefined: 1.
+  at::Tensor gradient_factor = {};
+};
+
+/// Base of optimizers that keep state for local shards. A step takes each slot's local shard and
+/// gradient, checks them, makes the state of shards that have none, joins shards that adjoin in
+/// memory, sorts them into batches, one for each type and device, and calls update_batch() for
+/// each. State is made at a parameter's first step, in fp32 if the parameter is narrower. The state
+/// of shards that adjoin in memory, as FSDP lays out those of a unit, adjoins too.
+///
+/// Derive from GroupedOptimizer<Options>, which adds groups of options.
 class SlotOptimizer : public Optimizer {
  public:
   const std::vector<nn::SlotPtr>& parameters() const final { return parameters_; }
@@ -50,40 +65,57 @@ class SlotOptimizer : public Optimizer {
  protected:
   /// `groups`: the parameters of each group. `state_names`: one tensor of the shard's sizes for
   /// each. `counts_steps`: a counter "step" as well. Throws Error for a slot that is in two groups,
-  /// for a null slot, and if there are no parameters; within a group, repeats (tied weights) count
+  /// for a null slot, and if there are no parameters. Repeats within a group (tied weights) count
   /// once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
-  /// Updates the shards, which have passed all checks. Gradients are to be multiplied by
-  /// `gradient_factor` (see Optimizer::step). If it communicates, step() is collective.
-  virtual void update_shards(const std::vector<ShardUpdate>& shards, double gradient_factor) = 0;
-  /// The same with a factor on a device (Optimizer::step). By default the gradients are multiplied
-  /// in place first.
-  virtual void update_shards_scaled(const std::vector<ShardUpdate>& shards,
-                                    const at::Tensor& gradient_factor);
+  /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
+  /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
+  /// are then rounded back, a few at a time; of complex numbers the real and imaginary parts, in a
+  /// last dimension (at::view_as_real). Gradients are multiplied by the factor of step() and may be
+  /// overwritten. Ranks call it with different shards, and not equally often: it must not
+  /// communicate. Its exceptions leave step(), on this rank alone, after earlier batches were
+  /// updated.
+  virtual void update_batch(const Batch& batch, std::size_t group);
+  /// Whether update_batch() multiplies the gradients of this batch itself, by
+  /// Batch::gradient_factor. By default they are multiplied before, in place.
+  virtual bool takes_gradient_factor(const Batch& /*batch*/, std::size_t /*group*/) const {
+    return false;
+  }
+  /// Whether shards that adjoin in memory may be one tensor of a batch.
+  virtual bool joins_shards(std::size_t /*group*/) const { return true; }
+
+  /// Updates all shards of a step, which have passed all checks; by default in batches. For
+  /// optimizers that need whole tensors, such as Muon: if it communicates, step() is collective.
+  virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
+  /// Multiplies the gradients of the shards in place, by a factor on a device.
+  static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
   /// Whether a parameter takes part in a step though it has no gradient.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
-  /// The type of the state beside a local shard of `group`. By default fp32 where the shard is
-  /// narrower, else the shard's.
+  /// The type of the state of a local shard of `group`. By default fp32 if the shard is narrower,
+  /// else the shard's.
   virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
-  /// Beside a local shard.
+  /// The state of a local shard.
   struct State {
     std::vector<at::Tensor> tensors;  ///< one for each state name
     at::Tensor step;                  ///< 0-d fp32, on the shard's device; undefined if not counted
-    std::int64_t steps = 0;           ///< what `step` holds, known without asking the device
-    std::uint32_t writes = 0;         ///< those to `step` that `steps` knows of
+    std::int64_t steps = 0;           ///< the value of `step`, known without asking the device
+    std::uint32_t writes = 0;         ///< the writes to `step` that `steps` includes
   };
   /// The state of a parameter that an earlier step has updated.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
   std::size_t group_of(std::size_t parameter) const { return group_of_[parameter]; }
-  bool counts_steps() const { return counts_steps_; }
 
  private:
+  /// Shards that are updated as one tensor.
+  using Run = std::span<const ShardUpdate>;
+
   void update(double gradient_factor) final;
   void update_scaled(const at::Tensor& gradient_factor) final;
+  void make_step(const GradientFactor& factor);
   /// Throws Error, before a step changes anything, for rates that make no sense.
   virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();
@@ -92,34 +124,30 @@ class SlotOptimizer : public Optimizer {
   void read_counters();
   void note_counters();
 
+  void update_group(Run shards, std::size_t group, const GradientFactor& factor);
+  void update_multiplied(Batch& batch, std::size_t group, const GradientFactor& factor);
+  void count_step(Run shards);
+  bool adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const;
+  std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
+  void add(Batch& batch, Run run) const;
+  void update_rounded(Run run, std::size_t group, const GradientFactor& factor);
+
   std::vector<nn::SlotPtr> parameters_;
-  std::vector<std::size_t> group_of_;  // beside parameters_
-  std::vector<State> states_;          // beside parameters_
+  std::vector<std::size_t> group_of_;  // for each parameter
+  std::vector<State> states_;          // for each parameter
   std::vector<std::string> state_names_;
   bool counts_steps_;
 };
 
-/// Shards that one list kernel updates: tensor i of each list belongs to tensor i of the others.
-struct Batch {
-  std::vector<at::Tensor> parameters, gradients;
-  std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
-  std::vector<at::Tensor> steps;                ///< the step now made, from 1; empty if not counted
-  /// The place of each tensor's first shard in Optimizer::parameters().
-  std::vector<std::size_t> shards = {};
-  /// Plain, 0-d fp64, on the device of the batch: what update_batch() multiplies the gradients by
-  /// if it has said so (takes_gradient_factor). Undefined: nothing.
-  at::Tensor gradient_factor = {};
-};
+using BatchedOptimizer
+    [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] = SlotOptimizer;
 
-/// Base of optimizers that update each element by itself, with one list kernel for many shards. A
-/// few launches then update a whole model. An optimizer of your own derives from
-/// GroupedOptimizer<Options, BatchedOptimizer> (compiled and run by OptimizerExample in
-/// tests/optim/optimizer_example_test.cpp):
+/// SlotOptimizer with options for each group, which need a member `lr`. An optimizer of your own
+/// (compiled and run by OptimizerExample in tests/optim/optimizer_example_test.cpp):
 ///
 ///   struct SignSgdOptions { double lr = 1e-3; };
 ///
-///   class SignSgd final : public optim::GroupedOptimizer<SignSgdOptions, optim::BatchedOptimizer>
-///   {
+///   class SignSgd final : public optim::GroupedOptimizer<SignSgdOptions> {
 ///    public:
 ///     SignSgd(const nn::ModuleBase& module, SignSgdOptions options)
 ///         : GroupedOptimizer({{optim::slots_of(module), options}}, /*state_names=*/{},
@@ -131,53 +159,10 @@ struct Batch {
 ///       at::_foreach_add_(batch.parameters, batch.gradients, -lr(group));
 ///     }
 ///   };
-class BatchedOptimizer : public SlotOptimizer {
- protected:
-  using SlotOptimizer::SlotOptimizer;
-
-  /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
-  /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
-  /// are then rounded back, a few at a time; of complex numbers the real and imaginary parts, in a
-  /// last dimension (at::view_as_real). Gradients are multiplied by the factor of step() and may be
-  /// overwritten. Ranks call it with different shards, and not equally often: it must not
-  /// communicate. Its exceptions leave step(), on this rank alone, after earlier batches were
-  /// updated.
-  virtual void update_batch(const Batch& batch, std::size_t group) = 0;
-  /// Whether update_batch() multiplies the gradients of this batch itself, by
-  /// Batch::gradient_factor. By default they are multiplied before, in place.
-  virtual bool takes_gradient_factor(const Batch& /*batch*/, std::size_t /*group*/) const {
-    return false;
-  }
-  /// Whether shards that adjoin in memory may be one tensor of a batch.
-  virtual bool joins_shards(std::size_t /*group*/) const { return true; }
-
- private:
-  /// Shards that are updated as one tensor.
-  using Run = std::span<const ShardUpdate>;
-
-  /// A number of the host's, or one on a device.
-  struct Factor {
-    double number = 1.0;
-    at::Tensor tensor = {};
-  };
-
-  void update_shards(const std::vector<ShardUpdate>& shards, double gradient_factor) final;
-  void update_shards_scaled(const std::vector<ShardUpdate>& shards,
-                            const at::Tensor& gradient_factor) final;
-  void update_groups(const std::vector<ShardUpdate>& shards, const Factor& factor);
-  void update_group(Run shards, std::size_t group, const Factor& factor);
-  void update_multiplied(Batch& batch, std::size_t group, const Factor& factor);
-  void count_step(Run shards);
-  bool adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const;
-  std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
-  void add(Batch& batch, Run run) const;
-  void update_rounded(Run run, std::size_t group, const Factor& factor);
-};
-
-/// The part of an optimizer that holds each group's options, which need a member `lr`. `Base`:
-/// SlotOptimizer or BatchedOptimizer.
-template <class Options, class Base = SlotOptimizer>
-class GroupedOptimizer : public Base {
+///
+/// The second template parameter is for sources of version 0.2 and has no effect.
+template <class Options, class = void>
+class GroupedOptimizer : public SlotOptimizer {
  public:
   std::size_t groups() const { return options_.size(); }
   /// May be changed between steps. A step throws Error for an lr that is negative or not finite.
@@ -195,7 +180,7 @@ class GroupedOptimizer : public Base {
  protected:
   GroupedOptimizer(std::vector<Group<Options>> groups, std::vector<std::string> state_names,
                    bool counts_steps)
-      : Base(slots_of_groups(groups), std::move(state_names), counts_steps) {
+      : SlotOptimizer(slots_of_groups(groups), std::move(state_names), counts_steps) {
     for (Group<Options>& group : groups) {
       options_.push_back(std::move(group.options));
     }

@@ -11,8 +11,8 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// A GPU and its place in a cluster, or a CPU as calibrate() measures it. A GPU's rates are those
-/// of data sheets; the shares say how much of them a training step is taken to reach.
+/// A GPU and its place in a cluster. The rates are those of data sheets; the shares say how much of
+/// them a training step is assumed to reach.
 struct Machine {
   std::string name;
   double memory_bytes = 0;           ///< of a device
@@ -44,8 +44,6 @@ std::vector<std::string> machine_names();
 /// known one: like = "h200". `asked`: what messages call it. Throws Error for another name, an
 /// unknown key, or a number that is missing or not positive.
 Machine machine_of(const std::string& name, const std::string& asked = "machine");
-/// A file for machine_of().
-std::string to_toml(const Machine& machine);
 
 }  // namespace tessera::planning
 TESSERA_API_END

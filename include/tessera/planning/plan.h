@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,17 +13,44 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/mesh_shape.h"
 #include "tessera/export.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
-#include "tessera/observe/flops.h"
-#include "tessera/observe/memory_log.h"
+#include "tessera/observe/memory.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/planning/machine.h"
-#include "tessera/planning/step_time.h"
 
 TESSERA_API_BEGIN
 namespace tessera::planning {
+
+/// Something that takes time in a step, in seconds from its begin.
+struct Span {
+  /// "operators" of the compute lane, "waiting" there, or the mesh dimension of a collective.
+  std::string row;
+  std::string what;  ///< the phase of operators, the cause of waiting, or the collective
+  double begin = 0, end = 0;
+};
+
+/// What the calls of one operator take in a step, on any lane.
+struct OperatorUse {
+  std::int64_t calls = 0;
+  double bytes = 0;  ///< of its tensors, read and written
+  double flops = 0;  ///< for a product, else 0
+  double seconds = 0;
+};
+
+/// What a step takes, in seconds.
+struct StepTime {
+  double total = 0;
+  double compute = 0;  ///< operators of the compute lane, without what it waits for
+  /// What the compute lane waits for, by mesh dimension.
+  std::map<std::string, double> exposed;
+  std::map<std::string, double> communication;     ///< of all collectives, by mesh dimension
+  double flops = 0;                                ///< for all products, those computed again too
+  std::vector<Span> spans;                         ///< operators of a phase without a gap are one
+  std::map<std::string, OperatorUse> operators{};  ///< by name: "aten::mm"
+};
 
 /// One rank's part of a training.
 struct Run {
@@ -51,6 +79,15 @@ struct PlanOptions {
   /// What makes memory of a kind smaller, for the advice where a plan does not fit; empty: a
   /// general answer.
   std::function<std::string(observe::MemoryKind)> remedy{};
+  /// Sizes in which ranks differ, for a coordinate in the mesh, besides those of shards: the rows
+  /// of a rank's batch, for example. Used if Run::sizes is empty. Without either, plan_run() plans
+  /// the last rank of each kind too, and throws Error if it differs from the first.
+  std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
+  /// What operators return whose sizes depend on values, by name. An even routing to experts:
+  ///   {{"aten::nonzero", [](const kernels::FakeCall& call) -> std::vector<at::Tensor> {
+  ///      return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
+  ///    }}}
+  std::map<std::string, kernels::FakeRule> data_dependent{};
   /// For plan(); empty: AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
 };
@@ -58,6 +95,7 @@ struct PlanOptions {
 /// Ranks that have equal sizes of everything.
 struct RankKind {
   int first = 0;           ///< the first rank of the kind
+  int last = 0;            ///< and the last one
   std::int64_t count = 0;  ///< ranks of it
 };
 
@@ -97,6 +135,9 @@ void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double product
                const PlanOptions& options);
 
 namespace detail {
+
+/// A plan can't be made for more: groups have lists of their ranks.
+inline constexpr std::int64_t kMostRanks = 1 << 24;
 
 void allocate(nn::ModuleBase& model);
 std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,

@@ -12,31 +12,30 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// Where the blocks of a plan stand in their model.
+/// How a block fits into its model.
 struct BlockPlanOptions {
-  /// The placement of the block's input and result: Replicate, or with sequence parallelism Shard
-  /// on the tokens' dimension (Korthikanti et al. 2022).
+  /// The placement of input and result: Replicate, or with sequence parallelism Shard of the
+  /// dimension of the tokens (Korthikanti et al. 2022).
   Placement activations = Replicate{};
-  /// Whether the result is the local tensor, or a distributed one.
+  /// Whether the result is the local tensor.
   bool use_local_output = false;
-  /// As PrepareModuleInputOptions::regather, of the block's input.
+  /// As PrepareModuleInputOptions::regather, for the input of the block.
   bool regather = false;
-  /// For an Attention with fewer key and value heads than ranks: computes each head on several
-  /// ranks (replicated_heads_parallel).
+  /// For an Attention with fewer key and value heads than ranks: replicated_heads_parallel().
   bool replicate_kv_heads = false;
 };
 
-// The entries of a plan for one block, as Megatron-LM splits it (Shoeybi et al. 2019): column-wise
-// in, row-wise out. A block sends one all-reduce forward and one backward, or with sequence
-// parallelism an all-gather and a reduce-scatter each. `fqn`: the block's name or a pattern,
-// "layers.*.attn". Nothing is checked here: parallelize_module refuses heads that the ranks don't
-// divide. Other features need not divide.
+// The entries of a plan for one block, as in Megatron-LM (Shoeybi et al. 2019): column-wise, then
+// row-wise. A block sends one all-reduce in forward and one in backward, or with sequence
+// parallelism an all-gather and a reduce-scatter in each. `fqn`: the FQN of the block, or a pattern
+// such as "layers.*.attn". parallelize_module() checks the plan. It throws Error for heads that the
+// ranks do not divide. Other features may be uneven.
 
-/// The plan of an nn::Embedding: row-wise, each rank has a part of the vocabulary. Its input is the
-/// same on all ranks; only the options of the result are read.
+/// The plan of an nn::Embedding: row-wise. Its input is the same on all ranks. Options of the input
+/// are not used.
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
-/// The plan of an nn::Attention with these options. Throws Error for options that an Attention
-/// refuses, and for replicated key and value heads that are in one projection.
+/// The plan of an nn::Attention with these options. Throws Error for options that nn::Attention
+/// throws for, and for replicate_kv_heads together with fused_qkv.
 ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOptions& block,
                                const BlockPlanOptions& options = {});
 /// The plan of an nn::SwiGlu with these names.

@@ -10,10 +10,10 @@ namespace tessera::tensor_parallel {
 struct DeclaredPlanOptions {
   bool sequence_parallel = true;  ///< activations between the halves of a block are split
   bool loss_parallel = true;      ///< logits stay split over the vocabulary
-  bool regather = true;           ///< split inputs are kept for backward, and gathered again there
+  bool regather = true;           ///< as PrepareModuleInputOptions::regather
 };
 
-/// A module class that says itself how it is split, and all that is below it:
+/// A module class that declares the plan of itself and of the modules below it:
 ///
 ///   class Mlp : public nn::Module<Mlp>, public tensor_parallel::DeclaresPlan {
 ///     tensor_parallel::ParallelizePlan tensor_parallel_plan(
@@ -27,18 +27,19 @@ struct DeclaredPlanOptions {
 class DeclaresPlan {
  public:
   virtual ~DeclaresPlan() = default;
-  /// The plan for this module on a 1-D mesh; patterns are relative to it. Throws Error where the
-  /// module cannot be split over as many ranks. Not collective.
+  /// The plan for this module on a 1-D mesh. Patterns are relative to the module. Throws Error if
+  /// the module cannot be split over so many ranks. Not collective.
   virtual ParallelizePlan tensor_parallel_plan(const DeviceMesh& mesh,
                                                const DeclaredPlanOptions& options) const = 0;
 };
 
-/// The plan of `module`, or the plans of the outermost modules below it that declare one, with
-/// their FQNs. Not collective. Throws Error if none does, and what they throw.
+/// The plan that `module` declares, or the plans of the outermost modules below it that declare
+/// one, with their FQNs in front. Not collective. Throws Error if no module declares one, and what
+/// tensor_parallel_plan() throws.
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
 
-/// parallelize_module() with the declared plan.
+/// parallelize_module() with declared_plan().
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh);
 
 }  // namespace tessera::tensor_parallel

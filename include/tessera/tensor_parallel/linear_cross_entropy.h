@@ -11,43 +11,44 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// How much of the logits exists at a time, and what loss is taken of them.
+/// Options of linear_cross_entropy.
 struct LinearCrossEntropyOptions {
   CrossEntropyOptions loss{};
-  /// The tokens of a rank are taken in this many parts. 0: as many as chunk_bytes asks for.
+  /// The number of chunks of a rank's tokens. 0: by chunk_bytes.
   std::int64_t chunks = 0;
-  /// The most that a rank's logits of one part may take, in the type of `hidden`; but at least one
-  /// token's. From 1024 tokens on a part has a multiple of 1024, and from 128 on one of 128. Read
-  /// where `chunks` is 0.
+  /// The largest size of a rank's logits of one chunk, in the type of `hidden`. A chunk has at
+  /// least one token. With 1024 tokens or more it has a multiple of 1024, with 128 or more a
+  /// multiple of 128. Not used if `chunks` is set.
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
-/// cross_entropy of hidden weight^T, the head of a language model and its loss in one, so that the
-/// full logits never exist: a part of the tokens at a time. Where gradients are wanted, they are
-/// computed beside the loss, while a part's logits are there; the logits' memory then holds their
-/// gradient. Liger Kernel's fused linear cross entropy (Hsu et al. 2024); torchtitan's chunked
-/// loss.
+/// cross_entropy of hidden weight^T: the head of a language model and its loss, for a chunk of the
+/// tokens at a time, so that the full logits never exist. Forward also computes the gradients of a
+/// chunk while its logits exist, and backward scales them. Liger Kernel's fused linear cross
+/// entropy (Hsu et al. 2024), torchtitan's chunked loss.
 ///
-/// `hidden`: (tokens, features). `weight`: (vocabulary, features). Both plain, or both distributed
-/// on one mesh: the weight sharded on the vocabulary over some of its dimensions, or replicated;
-/// `hidden` sharded on the tokens over others, or replicated, or sharded where the weight is, which
-/// gathers it (sequence parallelism). `targets` and the loss: as of cross_entropy.
+/// `hidden`: (tokens, features). `weight`: (vocabulary, features). Both are plain, or both are
+/// distributed on one mesh. The weight is replicated, or its vocabulary is sharded over some
+/// dimensions. `hidden` is replicated, or its tokens are sharded. Over a dimension that shards the
+/// weight, sharded tokens are gathered (sequence parallelism). `targets` and the loss: as for
+/// cross_entropy.
 ///
-/// Memory of a rank, beside its arguments: one part's logits; with gradients also that of `hidden`,
-/// and the sum of that of `weight` over the parts, until backward has given it out in the type of
-/// `weight`: in fp32 if the weight is of a half type, but of bf16 in bf16 for up to 16 parts.
-/// Collective where cross_entropy is, with its two small all-reduces for each part. Gradients: to
-/// `hidden` and `weight`; backward only scales them, and communicates for `hidden` alone, which is
-/// Partial where the vocabulary is sharded. Throws Error for what cross_entropy refuses, for other
-/// shapes, types and layouts, for negative chunks or bytes, and for kNone where a gradient is
-/// wanted: what each row's loss is multiplied by is not known in forward.
+/// Memory of a rank besides the arguments: the logits of one chunk. With gradients also the
+/// gradients of `hidden` and of `weight`. The latter is summed over the chunks in fp32 if the
+/// weight has a half type, but in bf16 for a bf16 weight and at most 16 chunks. Collective as
+/// cross_entropy, with two small all-reduces for each chunk. Gradients: to `hidden` and `weight`.
+/// That of `hidden` is Partial over a dimension that shards the vocabulary, and needs the only
+/// communication in backward.
+///
+/// Throws Error as cross_entropy, for other shapes, types and layouts, for negative chunks or
+/// bytes, and for kNone with gradients, since forward does not know the factor of each row.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});
 
-/// The same with the weight of a module, called with its hooks: tensor parallelism prepares
-/// `hidden`, fully_shard gathers the weight and reduces its gradient. Throws Error also for a
-/// module with a bias.
+/// The same with a module instead of its weight. The hooks of the module run: tensor parallelism
+/// prepares `hidden`, and fully_shard gathers the weight and reduces its gradient. Throws Error for
+/// a module with a bias.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

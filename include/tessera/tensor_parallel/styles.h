@@ -15,12 +15,12 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// What tensor parallelism does to one module: how its parameters are placed on the mesh, and how
-/// its inputs and outputs are redistributed. An object is immutable and may serve many modules,
-/// meshes and threads.
+/// What tensor parallelism does to one module: the placements of its parameters on the mesh, and
+/// the redistribution of its inputs and outputs. An object is immutable. Many modules, meshes and
+/// threads may share it.
 ///
-/// A style of your own derives from this class. This one shards the features of a norm (compiled
-/// and run by ParallelStyleExample in tests/tensor_parallel/style_example_test.cpp):
+/// Derive from this class for a style of your own. This one shards the features of a norm
+/// (ParallelStyleExample in tests/tensor_parallel/styles_test.cpp compiles and runs it):
 ///
 ///   class ShardedScale final : public tensor_parallel::ParallelStyle {
 ///    public:
@@ -42,83 +42,87 @@ class ParallelStyle {
   virtual ~ParallelStyle() = default;
   /// For messages: "colwise_parallel".
   virtual std::string name() const = 0;
-  /// The placements of parameters of `module` or of modules below it; empty for a style that leaves
-  /// them alone. If another entry of the plan names a module below, its placements win there.
-  /// Changes nothing. Throws Error for a module that the style does not fit.
+  /// The placements of parameters of `module` or of modules below it. Empty for a style that does
+  /// not place parameters. The entry of a module below wins over this one. Changes nothing. Throws
+  /// Error for a module that the style does not fit.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
-  /// Throws Error where `module` cannot be split over `mesh`. Changes nothing; called after
+  /// Throws Error if `module` cannot be split over `mesh`. Changes nothing. Called after
   /// parameters().
   virtual void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const {
     (void)module;
     (void)mesh;
   }
-  /// Adds the hooks to `module`, whose parameters are now placed as parameters() said.
+  /// Adds the hooks to `module`. Its parameters have the placements of parameters().
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
-  /// Whether the style needs the hooks that apply() adds. A part of a module in nn::Hooked runs
-  /// none: it takes a style without need of them, whose parameters() are placed, and apply() is not
-  /// called. The operators on what is placed then take tensors where they have to be.
+  /// Whether the style needs the hooks that apply() adds. A module inside of an nn::Hooked runs no
+  /// hooks. It can have a style that needs none: apply() is then not called, and the operators
+  /// redistribute their arguments themselves.
   virtual bool adds_hooks() const { return true; }
 };
-/// Shared by the entries of a plan that name it.
+/// Several entries of a plan may share a style.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
-/// Pattern of a module's FQN (see nn::matches_fqn) and its style: {"layers.*.mlp.up_proj",
-/// colwise_parallel()}. "" is the module itself that the plan is applied to.
+/// Patterns of FQNs (nn::matches_fqn) and styles: {"layers.*.mlp.up_proj", colwise_parallel()}. ""
+/// is the module that the plan is applied to.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
-// The styles of PyTorch, with the names of their options there; the defaults differ in
-// use_local_output, and in what a plain input is (docs/tensor_parallel.md). In all of them:
-// * input_layouts: what a plain tensor, the first one of forward's arguments, is taken for. By
-// default
-//   it is the same on every rank; another placement says that it is this rank's part. A distributed
-//   tensor has its own.
+// The styles and options have the names of PyTorch. Two defaults differ: use_local_output, and the
+// meaning of a plain input (docs/tensor_parallel.md). Options of several styles:
+// * input_layouts: the placement of a plain first argument of forward. Replicate (the default): it
+// is
+//   the same on every rank. Another placement: it is this rank's part. A distributed argument has
+//   its own placement.
 // * output_layouts: the placement of the first tensor of the result.
-// * regather: where a split input is gathered, nn::Linear and nn::FusedLinear with a column-wise
-//   style keep its shard for backward, and gather it again there, once for all that share it:
-//   Korthikanti et al. 2022. Such a backward cannot be differentiated itself. The styles of the
-//   gather and of the products must both have it; without it the gathered input is kept.
-// * use_local_output: hand out the local tensor, plain, in place of the distributed one. For a
-//   split result that is this rank's part: what it means from then on is the caller's word
-//   (docs/tensor_parallel.md).
-// Redistributing is collective over the mesh and differentiable.
+// * regather: backward gathers a split input again, once for all products that share the gather,
+// and
+//   only its shard is saved (Korthikanti et al. 2022). For nn::Linear and nn::FusedLinear with a
+//   column-wise style. The styles of the gather and of the products must both have it. Otherwise
+//   the gathered input is saved. Backward with create_graph throws Error.
+// * use_local_output: the result is the plain local tensor instead of the distributed one. If the
+//   result is sharded, that is this rank's part (docs/tensor_parallel.md, "Local parts").
+// Redistribution is collective over the mesh and differentiable.
 
-/// For Linear and Embedding. Shards the output features: of a Linear weight (and bias) Shard(0), of
-/// an Embedding weight Shard(1). The input is replicated first.
+/// For Linear and Embedding. Shards the output features: the weight and bias of a Linear are
+/// Shard(0), the weight of an Embedding is Shard(1). The input is replicated first. Each module
+/// with this style gathers a split input by itself: for several projections of one input give their
+/// parent prepare_module_input(), which gathers it once.
 struct ColwiseOptions {
   Placement input_layouts = Replicate{};
   Placement output_layouts = Shard{-1};
   bool use_local_output = false;
-  /// How many heads the output features are, each rank's whole: Error at plan time if the ranks
-  /// don't divide them. 0: features that may be cut anywhere.
+  /// The number of heads that the output features are. Each rank gets whole heads:
+  /// parallelize_module throws Error if the ranks do not divide them. 0: the features may be cut
+  /// anywhere.
   std::int64_t heads = 0;
   bool regather = true;
 };
 /// PyTorch's ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
-/// For an nn::Linear whose output features are `heads` heads, fewer than there are ranks: the keys
-/// or values of grouped-query attention, where colwise_parallel() would cut heads. The ranks must
-/// be a multiple of the heads. The parameters are replicated, and each head is computed on ranks /
-/// heads consecutive ranks: those with the queries that it serves, if these are split by
-/// colwise_parallel(). The result is as if each rank had its own copy of its head: Shard(-1) of
-/// ranks * (features / heads) features; the parameters' gradients are sums over the ranks.
-/// Megatron-LM's tensor parallelism beyond the number of query groups.
+/// For an nn::Linear with fewer heads than ranks: the keys or values of grouped-query attention.
+/// colwise_parallel() would cut these heads. The number of ranks must be a multiple of `heads`. The
+/// parameters are replicated. Each head is computed on ranks / heads consecutive ranks: those with
+/// its queries, if colwise_parallel() splits the queries. The result is Shard(-1) of ranks *
+/// (features / heads) features, as if each rank had a head of its own. The gradients of the
+/// parameters are sums over the ranks. Megatron-LM's tensor parallelism with fewer query groups
+/// than ranks.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
-  bool regather = true;  ///< its own gather: the product always follows the input's gather
+  bool regather = true;
 };
 /// See ReplicatedHeadsOptions.
 StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 
-/// For an nn::FusedLinear, or an nn::Linear whose output features are equal parts (query, key and
-/// value; gate and up): shards each part, so that a rank's result is its share of the first part,
-/// then of the second, and may be split or chunked into as many. colwise_parallel() would give a
-/// rank consecutive features of one part or two. A distributed result has _StridedShard(-1, parts).
+/// For an nn::FusedLinear, or an nn::Linear whose output features are several equal parts (query,
+/// key and value; gate and up). Shards each part: the result of a rank is its share of the first
+/// part, then its share of the second, and so on, so that chunk() gives the parts.
+/// colwise_parallel() would give a rank consecutive features of one part or two. A distributed
+/// result is _StridedShard(-1, parts).
 struct FusedColwiseOptions {
-  std::int64_t parts = 0;  ///< for an nn::Linear; an nn::FusedLinear knows its own
+  std::int64_t parts = 0;  ///< for an nn::Linear only
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
   bool regather = true;
@@ -126,20 +130,20 @@ struct FusedColwiseOptions {
 /// See FusedColwiseOptions. MLX's shard_linear(..., segments).
 StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 
-/// For Linear and Embedding. Shards the input features of a Linear: weight Shard(1); the bias is
-/// replicated and added after the reduction. Shards the vocabulary of an Embedding: weight
-/// Shard(0); every rank looks up all indices.
+/// For Linear and Embedding. Shards the input features of a Linear: the weight is Shard(1), and the
+/// bias is replicated and added after the reduction. Shards the vocabulary of an Embedding: the
+/// weight is Shard(0), and every rank looks up all indices.
 struct RowwiseOptions {
   std::optional<Placement> input_layouts{};  ///< Shard{-1}: a plain input is this rank's features
   Placement output_layouts = Replicate{};    ///< Replicate: all-reduce; Shard: reduce-scatter
   bool use_local_output = false;
-  std::int64_t heads = 0;  ///< of a Linear's input features, as ColwiseOptions::heads
+  std::int64_t heads = 0;  ///< as ColwiseOptions::heads, of the input features of a Linear
 };
 /// PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
-/// For norms and dropout on activations that are sharded along the sequence: each rank computes its
-/// tokens, with replicated parameters. Korthikanti et al. 2022.
+/// For norms and dropout on activations that are sharded along the sequence. Each rank computes its
+/// tokens. The parameters are replicated. Korthikanti et al. 2022.
 struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
@@ -147,29 +151,29 @@ struct SequenceOptions {
 /// PyTorch's SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
-/// The same without sequence parallelism: parameters, input and output are replicated, so that a
-/// norm takes and returns distributed tensors, with those of modules below that no entry names.
-/// torchtitan's NoParallel. A split input is gathered:
-/// a norm of heads takes sequence_parallel with the dimension that is split, or no style.
+/// The same without sequence parallelism: parameters, input and output are replicated. Parameters
+/// of modules below are included unless another entry names these modules. torchtitan's NoParallel.
+/// A split input is gathered. A norm of heads needs no style, or sequence_parallel with the
+/// dimension of the heads.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
 /// See ReplicateOptions.
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// For the parameters that a module holds itself, those of modules below excepted: a container's
-/// class token, registers, positions or LayerScale, or a part of a module in nn::Hooked. By name,
-/// as PlaceOptions says; all others are replicated, as without an entry. Inputs are not converted;
-/// the parameters' gradients equal those of one rank.
+/// For a module's own parameters, without those of modules below: a class token, registers,
+/// positions or a LayerScale of a container, or a module inside of an nn::Hooked. Parameters that
+/// `placements` does not name are replicated. Inputs are not converted. The gradients equal those
+/// of one rank.
 struct PlaceOptions {
   std::vector<std::pair<std::string, Placement>> placements{};  ///< {{"weight", Shard{0}}}
 };
-/// See PlaceOptions. Throws Error at plan time for a name that the module does not have, and for a
-/// module that holds no parameters itself. PyTorch's distribute_module with a partition_fn.
+/// See PlaceOptions. parallelize_module throws Error for a name that the module does not have, and
+/// for a module without own parameters. PyTorch's distribute_module with a partition_fn.
 StylePtr place_parameters(PlaceOptions options = {});
 
-/// For any module. One entry for each tensor of forward's arguments, in order (nullopt: leave it
-/// alone): its placement, and the one to redistribute it to.
+/// For any module. The placement of each tensor among the arguments of forward, in order, and the
+/// placement that it is redistributed to. nullopt: the tensor stays as it is.
 struct PrepareModuleInputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -188,7 +192,7 @@ struct PrepareModuleOutputOptions {
 /// PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
-/// Both: the tensors of forward's arguments, and those of the result.
+/// The tensors among the arguments, and those of the result.
 struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};

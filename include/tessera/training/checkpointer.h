@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/async_save.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
@@ -20,51 +19,50 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// What messages call a program and its options: a program whose flags bear the options' names says
-/// {"my_train", "--"}.
+/// The names of a program and its options in messages: {"my_train", "--"} if flags have the
+/// options' names.
 struct RunNames {
   std::string program = "training";
   std::string dashes = "";  ///< in front of an option's name
 };
 
-/// Throws Error on every rank where the ranks of a job were started with different options, which
-/// would train something else without a sign: it names the first option that differs and both
-/// values. `own`: value by name; an empty value is an option that is not given. To be called before
-/// anything else that is collective over `world`. Collective.
+/// Throws Error on every rank if the ranks of a job have different options. It names the first
+/// option that differs and both values. `own`: value by name; an empty value is an option that is
+/// not given. Call it before any other collective over `world`. Collective.
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
-/// Whether `own` is true on any rank of the mesh: the same on all of them, or some would end and
-/// others wait for them. To be asked after each step, of StopSignals::received() or a time limit.
-/// Collective over `mesh`, between the hosts: a device is not waited for.
+/// Whether `own` is true on any rank of the mesh, with the same answer on all ranks. Call it after
+/// each step, with StopSignals::received() or a time limit. Collective over `mesh`, between the
+/// hosts, without a wait for a device.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest step in its folder.
 enum class Resume : std::uint8_t {
-  kNever,   ///< it begins; a folder that has steps is an error
-  kNewest,  ///< there must be a step
-  kAuto,    ///< it begins in an empty folder
+  kNever,   ///< a new run; a folder with steps is an error
+  kNewest,  ///< continue; a folder without steps is an error
+  kAuto,    ///< continue, or a new run in an empty folder
 };
 
-/// Where a run starts, and what it leaves to be continued.
+/// Where a run starts, and which steps it saves.
 struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< for the run's steps; empty: none are saved
   std::int64_t every = 0;             ///< steps; 0: at the end only
   std::int64_t steps = 0;             ///< of the whole run; 0: it only loads
   bool async = true;                  ///< save from a copy while training continues
-  int keep = 0;                       ///< the newest so many steps stay, at least 2; 0: all
+  int keep = 0;                       ///< number of newest steps that stay, at least 2; 0: all
   Resume resume = Resume::kNever;
-  std::int64_t resume_step = -1;  ///< go on with this step instead; -1: not
-  /// A step, or a folder of these, of another run, whose state a run begins with.
+  std::int64_t resume_step = -1;  ///< continue from this step instead; -1: not
+  /// A step of another run, or a folder of steps: the initial state of a run.
   std::filesystem::path initial_load = {};
-  /// "optimizer", "data": what is not loaded. Where a run goes on with steps of its own that once
-  /// began with `initial_load`, nothing is left out.
+  /// "optimizer", "data": parts that are not loaded. A run that continues from its own steps loads
+  /// all, also if it once began with `initial_load`.
   std::vector<std::string> exclude = {};
   RunNames names = {};
 };
 
-/// The checkpoints of a run: which step it starts from, when it saves, and what becomes of a save
-/// that fails. The options' names in messages are "checkpoint", "resume", "resume-step",
-/// "initial-load", "exclude" and "steps".
+/// The checkpoints of a run: the step that it starts from, the steps that it saves, and failed
+/// saves. The options' names in messages are "checkpoint", "resume", "resume-step", "initial-load",
+/// "exclude" and "steps".
 ///
 ///   const training::Resume resume = training::Resume::kAuto;
 ///   training::Checkpointer checkpoints(
@@ -85,9 +83,9 @@ class Checkpointer {
  public:
   using Json = nlohmann::json;
 
-  /// Looks for where to start, in a folder that it takes for this run alone, as make_folder() does,
-  /// if it is there. Throws Error if that is not what the options say: for steps where a
-  /// new run would begin, or none to resume; and for options that make no sense.
+  /// Finds the step to start from, and locks the folder, if it exists, as make_folder() does.
+  /// Throws Error for steps in the folder of a new run, for no step to resume, and for wrong
+  /// options.
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
@@ -101,38 +99,34 @@ class Checkpointer {
   bool excludes(const char* part) const;
   /// The folder that the run starts from; empty for a new run.
   const std::filesystem::path& source() const { return source_; }
-  /// The step that load() has found there, as its own run counts.
+  /// The step that load() found, in the count of its own run.
   std::int64_t loaded_step() const { return loaded_; }
   /// The folder of a step.
   std::filesystem::path folder(std::int64_t step) const;
 
-  /// Makes the folder and takes it for this run alone, until the process ends. Throws Error where
-  /// it can't be written, or another process has it: better now than at the first save. For rank 0,
-  /// not collective.
+  /// Makes the folder and locks it for this run, until the process ends. Throws Error if it can't
+  /// be written, or another process has locked it. For rank 0, not collective.
   void make_folder();
-  /// The entries of the step that load() will take, for what is to be checked before tensors are
-  /// read. The program's own are those that it has passed to after_step().
+  /// The entries of the step that load() will read, for checks before tensors are read. They
+  /// include those that the program passed to after_step().
   Json peek(const TrainState& state);
-  /// Fills the state, and of a step of this run the state of the random numbers too. A damaged step
-  /// that nobody has asked for by its number is passed over, with a warning, for the one before.
-  /// Returns what was saved with it. Throws Error if there is no whole step, and for one of a later
-  /// step than the run has.
+  /// Fills the state and, from a step of this run, the state of the random numbers. A damaged step
+  /// is skipped for the step before, with a warning, unless the options name it. Returns its
+  /// report. Throws Error if there is no whole step, and for a later step than the run's last one.
   checkpoint::LoadReport load(TrainState& state);
 
-  /// Throws the Error that load() throws for a step that another program has saved: for the entries
-  /// that this one misses.
+  /// Throws the Error of load() for a step that another program saved, with other entries.
   [[noreturn]] void fail_as_foreign() const;
 
-  /// Saves the state where it is due: every so many steps, at the run's last one, and where the run
-  /// was asked to stop; then at once, and without `async`. `entries`: of the program's own,
-  /// saved beside what load() takes back. Returns for how many seconds training had to wait;
-  /// nullopt if nothing was saved. Throws what this save, or the one before, has failed with; of
-  /// the last step finish() does.
+  /// Saves the state if it is due: after every `every` steps, after the last step, and if the run
+  /// is `stopped`; then without `async`. `entries`: further entries of the program. Returns how
+  /// many seconds training had to wait; nullopt if nothing was saved. Throws the error of this save
+  /// or of the one before; finish() returns the error of the last step.
   std::optional<double> after_step(const TrainState& state, const Json& entries = Json::object(),
                                    bool stopped = false);
-  /// What the last save has failed with where the second attempt, which this makes, fails as well;
-  /// else nullptr. Returns when all is written; before that the world must not end. The program
-  /// writes its other results before it rethrows this.
+  /// Waits for the last save, and repeats it if it failed. Returns the error of the second attempt,
+  /// or nullptr. The world must exist until then. The program writes its other results before it
+  /// rethrows the error.
   [[nodiscard]] std::exception_ptr finish(const TrainState& state,
                                           const Json& entries = Json::object());
 

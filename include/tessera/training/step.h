@@ -21,7 +21,7 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// All that training changes. A Checkpointer saves it, and fills it again.
+/// The state of training, which a Checkpointer saves and loads.
 ///
 ///   training::TrainState state{*model, optimizer};
 struct TrainState {
@@ -29,34 +29,34 @@ struct TrainState {
   optim::Optimizer& optimizer;
   /// The loss scaling of fp16; off by default.
   optim::GradScaler scaler = optim::GradScaler({.enabled = false});
-  std::int64_t step = 0;     ///< optimizer steps that are done
-  std::int64_t samples = 0;  ///< what they have taken of the data, on all ranks together
+  std::int64_t step = 0;     ///< optimizer steps so far
+  std::int64_t samples = 0;  ///< samples of these steps, on all ranks together
 };
 
-/// How a step is made.
+/// Options of a step.
 struct StepOptions {
   std::int64_t batch = 1;       ///< samples of a step, on all ranks together
   std::int64_t accumulate = 1;  ///< micro-batches, each with a forward and a backward
-  /// What the loss function returns is the mean of a micro-batch, and all micro-batches count
-  /// alike. False: the step's loss is the sum over the micro-batches, for tokens that are counted
-  /// over all of them (tensor_parallel::tokens_per_rank).
+  /// True: the loss function returns the mean of a micro-batch, and the step's loss is the mean
+  /// over micro-batches. False: the step's loss is the sum over micro-batches, for tokens that are
+  /// counted over all of them (tensor_parallel::tokens_per_rank).
   bool mean_of_micro_batches = true;
   /// False, for FSDP with reshard_after_forward false (ZeRO-2): parameters stay gathered, and
   /// gradients unreduced, until the last micro-batch: one gather and one reduction a step.
   bool sync_each_micro_batch = true;
   double max_norm = 1.0;  ///< of the gradients; infinity: no limit
   std::optional<optim::LrSchedule> schedule = std::nullopt;  ///< none: a constant rate
-  /// What the messages of a step that fails advise.
+  /// Advice in the messages of a failed step.
   std::string advice_not_finite =
       "lower the learning rate or max_norm, or look at the data of this step";
   std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";
 };
 
-/// What a step has found.
+/// The result of a step.
 struct StepResult {
   double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
   double grad_norm = 0;  ///< of the whole model, before clipping
-  double lr_factor = 1;  ///< what the schedule has multiplied the rate by
+  double lr_factor = 1;  ///< the schedule's factor of the rate
   std::optional<double> loss_scale = std::nullopt;  ///< of the step; nullopt without loss scaling
   bool skipped = false;                             ///< no update, because a gradient overflowed
 };
@@ -73,14 +73,13 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 /// `data_mesh`: the ranks that hold different data, all dimensions of it. Collective over the
 /// model's meshes. Throws Error on every rank for a loss or gradient norm that is not finite, with
 /// the parameter; an error of libtorch's on one rank becomes an Error there, with the step, the
-/// FSDP unit and the rank. On every rank too for a model of which FSDP has put nothing on
-/// `data_mesh`, as no gradient would be summed over it.
+/// FSDP unit and the rank. Also on every rank for a model without a parameter on `data_mesh`, whose
+/// gradients would not be summed.
 ///
-/// The norm is that of the gradients of all parameters of the model, and of what else the optimizer
-/// updates. A step leaves none of them, also if it throws; then it is not counted. Where the
-/// figures were not finite, a CPU has found it before the update: the parameters are as they were.
-/// On a GPU, where the host waits only once a step, the parameters have been updated by then, and
-/// are lost: go back to a checkpoint.
+/// The norm is over the gradients of all parameters of the model, and of others that the optimizer
+/// updates. A step drops all gradients, also if it throws; then it is not counted. After a loss or
+/// norm that is not finite, parameters on a CPU are unchanged. On a GPU, where the host waits once
+/// a step, they were updated: load a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 

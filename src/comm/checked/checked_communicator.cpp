@@ -69,7 +69,7 @@ constexpr std::size_t kKeptCalls = 4096;
 
 using Calls = std::vector<std::string>;
 
-/// The calls that each rank kept, sent as one text in which a zero ends each call.
+/// The stored calls of each rank, sent as one text with a zero after each call.
 std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
   std::string text;
   for (const std::string& call : own) {
@@ -91,7 +91,8 @@ const std::string& call_at(const Calls& calls, std::size_t position) {
   return position < calls.size() ? calls[position] : nothing;
 }
 
-/// Where the calls of two ranks first differ; the number kept by both if they do not.
+/// The first position at which two ranks' stored calls differ, or the number of calls stored by
+/// both.
 std::size_t first_difference_of(const std::vector<Calls>& calls) {
   std::size_t first = kKeptCalls;
   for (const Calls& others : calls) {
@@ -111,7 +112,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 void CallHistory::add(std::string call) {
   ++count_;
-  // The zero at its end keeps "ab", "c" apart from "a", "bc".
+  // The zero at the end distinguishes "ab", "c" from "a", "bc".
   hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
   if (calls_.size() < kKeptCalls) {
     calls_.push_back(call);
@@ -130,7 +131,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
   }
   const std::vector<Calls> calls = gather_calls(group, history.calls());
   const std::size_t position = first_difference_of(calls);
-  // The hashes differ but the texts do not: the difference is after the kept texts.
+  // The hashes differ but the texts do not: the difference is after the stored texts.
   if (position == kKeptCalls) {
     return detail::concat("those after the first ", kKeptCalls);
   }
@@ -384,7 +385,8 @@ class CheckedCommunicator final : public Communicator {
       inner_->shutdown(patience);
       return;
     }
-    // Its ranks wait for each other: recorded like other calls, so that messages tell who has come.
+    // Ranks wait for each other here. Recorded like other calls, so that messages name who has
+    // come.
     recorded("shutdown", 0, [&] {
       inner_->shutdown(patience);
       return done_work();

@@ -101,7 +101,7 @@ void leave_errors_to_the_watchdog() {
   static_cast<void>(done);
 }
 
-/// The groups of one split are disjoint: the first rank tells them apart.
+/// The groups of one split are disjoint: the first rank identifies a group.
 detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
   return {.rank = info.rank,
           .size = info.size(),
@@ -282,7 +282,7 @@ std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   return flat;
 }
 
-/// What c10d throws names a line of its source: "NCCL error in: FILE:LINE, text".
+/// c10d's errors name a line of its source: "NCCL error in: FILE:LINE, text".
 std::string nccl_text(const std::exception& error) {
   std::string text = first_line(error.what());
   constexpr std::string_view kPlace = "NCCL error in: ";

@@ -48,8 +48,8 @@ class StagedWork final : public Work {
     work_->wait();
     work_.reset();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // A host tensor may go before its copy has run: the allocator of pinned memory keeps it until
-    // then.
+    // A host tensor may be destroyed before its copy has run: the allocator of pinned memory reuses
+    // the memory only afterwards.
     for (std::size_t i = 0; i < hosts_.size(); ++i) {
       devices_[i].copy_(hosts_[i], /*non_blocking=*/true);
     }
@@ -117,7 +117,7 @@ class StagedCommunicator final : public Communicator {
     return back(host_->broadcast(result, root), result, tensor);
   }
 
-  // The calls below go to the inner communicator, which meets the peers.
+  // The inner communicator handles the calls below.
   void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
   bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }

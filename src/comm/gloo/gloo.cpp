@@ -249,7 +249,7 @@ class GlooGroup {
     }
   }
 
-  /// Waits until it is done; `number` is of its call. Throws PeerError as PeerWait does.
+  /// Waits for the operation of call `number`. Throws PeerError as PeerWait does.
   void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     try {
       await(work, collective, number);
@@ -305,7 +305,7 @@ class GlooGroup {
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
 
-/// An operation under way and what is left to do on its results.
+/// A running operation, and the function that completes its results.
 class GlooWork final : public Work {
  public:
   GlooWork(GlooGroupPtr group, std::string collective, detail::GroupWorkPtr work,
@@ -334,7 +334,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // Runs in wait(), on the thread that waits. It keeps the tensors that it writes alive.
+  // Runs in wait(), on the thread that waits. Owns the tensors that it writes.
   std::function<void()> finish_;
 };
 

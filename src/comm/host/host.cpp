@@ -111,7 +111,7 @@ bool on_one_node(const Variables& variables, const Launcher& launcher, int size)
          variables("SLURM_NNODES") == "1";
 }
 
-/// On one node no address is needed; loopback keeps the store from other hosts.
+/// On one node no address is needed. Other hosts cannot reach the store on loopback.
 std::string read_address(const Variables& variables, const Launcher& launcher, int size) {
   if (const auto address = variables("MASTER_ADDR")) {
     return *address;
@@ -294,8 +294,9 @@ std::string folder_of(std::int64_t pid) {
 
 }  // namespace
 
-/// The boot id tells hosts apart, also two with one name; the network namespace tells containers of
-/// one host apart, which do not share a loopback. Shared memory needs more and checks for itself.
+/// The boot id distinguishes hosts, also of one name; the network namespace distinguishes
+/// containers of one host apart, which do not share a loopback. Shared memory needs more and checks
+/// for itself.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
@@ -325,7 +326,7 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.");
 }
 
-/// For rank 0 under a launcher that hands over no socket. The descriptor goes to the store, which
+/// For rank 0 under a launcher that passes no socket. The store takes the descriptor and
 /// closes it.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -354,8 +355,8 @@ ProcessIdentity this_process() {
   return {pid, fields.size() > kStartTime ? std::stoull(fields[kStartTime]) : 0};
 }
 
-/// The start time tells it from a later process with the same pid. A zombie has ended: its parent
-/// has merely not looked yet.
+/// The start time distinguishes the process from a later one with the same pid. A zombie has ended:
+/// its parent has merely not looked yet.
 bool is_alive(const ProcessIdentity& process) {
   const auto fields = stat_fields(folder_of(process.pid));
   return fields.size() > kStartTime && std::stoull(fields[kStartTime]) == process.start_time &&

@@ -29,7 +29,7 @@ bool is_loopback(const std::string& address);
 /// A TCP socket bound to 127.0.0.1:`port`, listening. Throws Error if the port is in use.
 int listen_on_loopback(std::uint16_t port);
 
-/// A process of this host, told apart from a later one with the same pid.
+/// A process of this host. The start time distinguishes it from a later one with the same pid.
 struct ProcessIdentity {
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< in clock ticks since boot
@@ -67,7 +67,7 @@ struct JobVariables {
   std::uint16_t port = 0;
   bool agent_store = false;     ///< torchrun's agent serves the store, rank 0 doesn't
   std::optional<int> store_fd;  ///< a bound socket for rank 0's store, inherited from the launcher
-  std::string key_prefix;       ///< keeps jobs, and restarts of one job, apart
+  std::string key_prefix;       ///< differs between jobs and between restarts of one job
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::milliseconds> watchdog;
 };

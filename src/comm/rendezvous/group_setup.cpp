@@ -64,7 +64,7 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const detail::QuietLog quiet;  // ranks and back ends meet through the store
+  const detail::QuietLog quiet;  // the set-up uses the store
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }

@@ -11,7 +11,6 @@
 #include "checked/checked_communicator.h"
 #include "rendezvous/store_world.h"
 #include "tessera/comm/fake_world.h"
-#include "tessera/comm/meta_world.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
 

@@ -25,9 +25,9 @@ constexpr auto kFaultKey = "fault";
 
 /// A rank announces itself by a line each.
 struct Announcement {
-  std::string size;    ///< of its job
+  std::string size;    ///< number of ranks of the job
   std::string host;    ///< host_identity()
-  std::string handle;  ///< of its record
+  std::string handle;  ///< of the flight record
 };
 
 std::string to_text(const Announcement& rank) {
@@ -110,7 +110,7 @@ class Arrivals {
 
   Arrival take_in(int rank, const Announcement& announced) {
     if (announced.size != std::to_string(job_.size)) {
-      // The others have met a rank of this number, and would wait for those that never come.
+      // The other ranks have seen this rank, too, and would wait for ranks that do not exist.
       store_.set(
           kFaultKey,
           detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",

@@ -1,6 +1,6 @@
 // The end of a rank's program after an uncaught exception: a line that says which rank and why.
 
-#include "tessera/comm/run_main.h"
+#include "tessera/comm/world.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,5 +1,5 @@
-// Which back end a group gets. NCCL where it was asked for; otherwise one of the host
-// (group_setup.cpp), through host memory if the tensors are on a GPU.
+// The World of processes and threads, and the choice of each group's back end: NCCL if the options
+// say so, else a back end of the host (group_setup.cpp), through host memory for tensors on a GPU.
 
 #include "rendezvous/store_world.h"
 
@@ -20,8 +20,7 @@
 #include "group_info.h"
 #include "host/host.h"
 #include "rendezvous/group_setup.h"
-#include "tessera/comm/detail/ranks_of_world.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/group_watch.h"
@@ -137,7 +136,7 @@ class StoreWorld final : public World {
     try {
       end_groups(kPatience);
     } catch (const std::exception&) {
-      // The program did not ask for this, so an error is not reported.
+      // The program did not call shutdown(): an error is not reported.
     }
   }
 
@@ -281,7 +280,7 @@ class StoreWorld final : public World {
   CommunicatorPtr nccl_of_all_;  ///< of all ranks, to split groups from; nullptr: none yet
   /// How many groups of NCCL's this rank has had of a name. Other ranks may have had others.
   std::map<std::string, int> times_named_;
-  // Kept for the life of the world: meshes ask for the same groups again and again.
+  // For the life of the world: meshes use the same groups again and again.
   Groups groups_, host_groups_;
 };
 
@@ -338,7 +337,7 @@ WatchSettings watch_settings(int rank, int world, const WorldOptions& options) {
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options) {
   auto world = std::make_shared<StoreWorld>(std::move(job), options);
   if (options.backend == "nccl" && getpid() == gettid()) {
-    // First, so that it is still there at the thread's end: groups of NCCL's end by a call.
+    // Made first, so that it still exists when NCCL's groups end at the thread's end.
     static_cast<void>(listed_thread());
     thread_local LeftWorlds left;
     left.add(world);

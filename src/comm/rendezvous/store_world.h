@@ -22,7 +22,7 @@ WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 /// becomes the device of the local rank.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
-/// thread_worlds() of ranks that call themselves on these hosts. They meet in a store in memory.
+/// thread_worlds() with these host names. The ranks share a store in memory.
 TESSERA_API_FOR_TEST_BEGIN
 std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options);

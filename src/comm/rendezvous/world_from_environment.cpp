@@ -21,8 +21,7 @@
 #include "host/host.h"
 #include "rendezvous/rendezvous_wait.h"
 #include "rendezvous/store_world.h"
-#include "tessera/comm/detail/ranks_of_world.h"
-#include "tessera/comm/detail/thread_warnings.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/store_sync.h"
@@ -106,7 +105,7 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
-  bool silent_ = false;  ///< the store: it is not asked again
+  bool silent_ = false;  ///< the store did not answer; no more calls
   std::unordered_set<std::string> shown_;
 };
 
@@ -210,8 +209,8 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// The connection lasts as long as the process: peers may still ask rank 0's store after rank 0's
-/// world is gone, and a second world must not bind the port again.
+/// The connection lasts as long as the process: other ranks may use rank 0's store after the end of
+/// rank 0's world, and a second world must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::map<std::string, StorePtr>();
@@ -264,7 +263,7 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
   return info;
 }
 
-/// A world of one keeps its keys in memory and opens no socket.
+/// A world of one uses a store in memory and opens no socket.
 JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }

@@ -221,7 +221,7 @@ class ExchangeRounds {
   std::byte* output_;
   std::vector<std::int64_t> input_counts_;
   std::vector<std::int64_t> output_counts_;
-  /// The counts at the beginning of a slot: what goes to each rank, then what is expected from
+  /// The counts at the beginning of a slot: bytes for each rank, then bytes expected from
   /// each.
   std::int64_t table_bytes_;
   std::int64_t capacity_;
@@ -469,7 +469,7 @@ void ShmGroup::publish(const ShmOperation& operation) {
           operation.root,
           operation.rounds,
           {}};
-  // The end of a name tells more than its beginning.
+  // The end of a name says more than its beginning.
   const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
   std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
               call.purpose.begin());

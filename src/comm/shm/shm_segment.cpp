@@ -79,7 +79,7 @@ void pause_briefly() {
 
 }  // namespace
 
-/// The first bytes of the segment. `token` tells whether a segment that was opened is the one that
+/// The first bytes of the segment. `token` shows whether a segment that was opened is the one that
 /// was meant.
 struct ShmSegment::Header {
   std::uint64_t token = 0;
@@ -90,7 +90,7 @@ struct ShmSegment::Header {
   Counter sleepers{0};
 };
 
-/// One rank writes it, all read it. Two calls, used in turn like the slots.
+/// One rank writes it, all ranks read it. Two calls, used alternately like the slots.
 struct alignas(kLine) ShmSegment::RankState {
   Counter round{0};  ///< the last one at which this rank has arrived
   ProcessIdentity process;
@@ -252,7 +252,7 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
 }
 
 void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
-  // Ranks in step meet within microseconds; only then is the kernel asked.
+  // Ranks in step wait for microseconds only. The kernel is called after that.
   const int spins = spins_before_sleep(group);
   for (int i = 0; i < spins; ++i) {
     if (arrived(round)) {

@@ -27,10 +27,10 @@ struct ShmCall {
   std::array<char, 64> purpose{};
 };
 
-/// Memory that the ranks of a group share on one host. Each rank has two slots, used in turn, and a
-/// counter of rounds. In a round each rank fills its slot and arrives; once all have arrived, each
-/// reads the others' slots. A rank arrives at a round only after it has read the slots of the round
-/// before. So two slots are enough, and no rank waits for a slot to become free.
+/// Memory that the ranks of a group share on one host. Each rank has two slots, used alternately,
+/// and a counter of rounds. In a round each rank fills its slot and arrives; once all have arrived,
+/// each reads the others' slots. A rank arrives at a round only after it has read the slots of the
+/// round before. So two slots are enough, and no rank waits for a slot to become free.
 ///
 /// The memory is anonymous (memfd): it ends with the last process that maps it, however that ends.
 class ShmSegment {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "group_info.h"
-#include "tessera/comm/detail/work_progress.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/trace.h"
 #include "watch/group_watch.h"
 #include "watch/watchdog.h"
@@ -76,7 +76,7 @@ class ListedThread {
     if (flight::ThreadSlot* slot = find_thread_slot(world->own(), id_)) {
       return *slot;
     }
-    // A thread without its own slot comes here at each of its calls.
+    // A thread without a slot calls this at each collective.
     std::erase_if(worlds_,
                   [&](const auto& each) { return each.expired() || each.lock() == world; });
     worlds_.push_back(world);

@@ -33,9 +33,9 @@ std::string left_key(std::int64_t number) {
 
 struct RemotePeers::State {
   detail::StorePtr store;      ///< used by the thread alone
-  std::int64_t left_read = 0;  ///< likewise
+  std::int64_t left_read = 0;  ///< used by the thread alone
 
-  std::mutex mutex;  ///< guards what follows; never held while the store is asked
+  std::mutex mutex;  ///< of the members below; not locked during a call of the store
   std::condition_variable changed;
   std::deque<Request> requests;
   std::uint64_t served = 0;
@@ -43,7 +43,7 @@ struct RemotePeers::State {
   bool stops = false;
   std::map<int, std::string> left;
   std::int64_t asked = 0;
-  std::int64_t work = 0;  ///< how often ranks have told of their work
+  std::int64_t work = 0;  ///< number of reports of progress
   std::int64_t last_work = 0;
 };
 
@@ -76,7 +76,7 @@ void RemotePeers::serve(const std::shared_ptr<State>& state) {
     try {
       look(*state);
     } catch (const std::exception&) {
-      // As above.
+      // The store's host is gone.
     }
     lock.lock();
     state->served += requests.size();

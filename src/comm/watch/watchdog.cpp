@@ -13,7 +13,7 @@
 #include "group_info.h"
 #include "host/host.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 
 namespace tessera::comm {
@@ -91,7 +91,7 @@ void Watchdog::stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  // What the calls hold may end a world, which asks for the lock again.
+  // Destroying the calls may end a world, which takes the lock again.
   std::vector<DeviceWork> left;
   const std::lock_guard lock(mutex_);
   left.swap(devices_);

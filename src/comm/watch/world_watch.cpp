@@ -165,7 +165,7 @@ bool note_end(Record& record, RankState state) {
 class OwnRecords {
  public:
   static OwnRecords& instance() {
-    static auto* const records = new OwnRecords;  // for as long as exit() may ask
+    static auto* const records = new OwnRecords;  // never destroyed: exit() uses it
     return *records;
   }
 
@@ -398,7 +398,7 @@ std::vector<std::string> WorldWatch::answers_of_other_hosts(std::int64_t questio
   if (remote_ == nullptr) {
     return {};
   }
-  if (question == 0) {  // nobody was asked
+  if (question == 0) {  // the store did not answer
     return {
         "rank 0 does not answer, nor does the store (rank 0's, or the launcher's): a process "
         "is stopped, or its host is out of reach"};

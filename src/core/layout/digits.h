@@ -1,4 +1,4 @@
-// What layouts, the planner and propagation share about digits: sizes over a mesh, and the
+// Functions on digits that layouts, the planner and propagation share: sizes over a mesh, and the
 // canonical form. Definition of a digit: tessera/core/layout.h.
 #pragma once
 

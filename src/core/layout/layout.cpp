@@ -133,7 +133,7 @@ namespace tessera {
 // Layouts and the table that interns them. dtensor compares and hashes layouts with every operator,
 // so that is made a comparison of pointers; the price is paid here, once for each new layout.
 
-/// What identifies a layout, in canonical form.
+/// The identity of a layout, in canonical form.
 /// intern() checks it, brings it to canonical form, and then hashes it: the order matters, as the
 /// canonical form reads mesh sizes by index.
 struct Layout::Content {

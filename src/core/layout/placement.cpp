@@ -389,7 +389,7 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
   return std::max(factor, std::int64_t{1});
 }
 
-/// What one mesh dimension does, as PyTorch writes it.
+/// The placement on one mesh dimension, as PyTorch writes it.
 Placement placement_of(const Layout& layout, int mesh_dim) {
   if (const auto* partial = layout.partial_on(mesh_dim)) {
     return Partial{partial->op};

@@ -225,7 +225,8 @@ std::string_view name(StepKind kind) {
   return "?";
 }
 
-/// One line: the kind, what moves, the bytes if something is sent, and the layouts on both sides.
+/// One line: the kind, the moved mesh dimensions, the bytes that are sent, and the layouts before
+/// and after.
 std::string to_string(const Step& step) {
   std::string out(name(step.kind));
   if (step.dim >= 0) {

@@ -155,7 +155,7 @@ double least_cost(const CostModel& model, const SearchState& state) {
          received * static_cast<double>(state.problem().itemsize) / model.bytes_per_us;
 }
 
-// What may be done with one layout on the way to another. The rule behind all of it: mesh
+// The legal moves from one layout on the way to another. The rule behind all of it: mesh
 // dimensions are put onto a digit and taken off it at its inner end only, as collectives can do
 // just that.
 
@@ -363,7 +363,7 @@ std::vector<Destination> SearchState::destinations(std::span<const int> mesh_dim
   }
   for (const int dim : problem_.temporary_dims) {
     auto digits = layout_->digits(dim);
-    // Where one of them is to end up it would stand in the wrong place, or be there already.
+    // In its final dimension it would have the wrong place, or be there already.
     const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                       [&](int m) { return problem_.to->sharded_dim(m) == dim; });
     // Temporary places are simple ones only: to append to one of several digits depends on sizes.

@@ -7,18 +7,17 @@
 #include <vector>
 
 #include "layout/digits.h"
-#include "plan/search.h"
 #include "tessera/core/layout.h"
 #include "tessera/core/redistribute_plan.h"
 
 namespace tessera::plan {
 
 // The nodes of the planner's search. They know which steps are legal and where they lead
-// (moves.cpp turns that into steps), but not what these cost (step_cost.cpp).
+// (search.cpp turns that into steps), but not what these cost (search.cpp).
 
 using Digits = std::vector<Digit>;
 
-/// What a plan is for: a tensor of `sizes` is to get layout `to`.
+/// The problem of a plan: a tensor of `sizes` must get layout `to`.
 struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
@@ -60,14 +59,16 @@ class SearchState {
   bool is_settled_dim(int dim) const { return complete_[static_cast<std::size_t>(dim)]; }
   bool is_replicated_on(int mesh_dim) const;
 
-  /// What one collective may take off a digit: its last mesh dimension, if that is not settled, or
+  /// The mesh dimensions that one collective may remove from a digit: the last one, if it is not
+  /// settled, or
   /// several that form one flattened group.
   std::vector<Tail> tails() const;
   /// Sets of mesh dimensions that are partial with the same reduction and may be reduced now.
   std::vector<std::vector<int>> reducible_sets() const;
   /// `mesh_dims` in the order in which the target has them.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const;
-  /// Where the target has `mesh_dims`, in this order; nullopt if they cannot go there yet.
+  /// The place of `mesh_dims`, in this order, in the target; nullopt if they cannot be moved there
+  /// yet.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const;
   /// The final destination, if they can go there, and the temporary ones.
   std::vector<Destination> destinations(std::span<const int> mesh_dims) const;
@@ -95,7 +96,7 @@ class SearchState {
 // The steps among which the planner's search chooses.
 
 /// Adds to `out` each step that may be taken from `state`, of every kind; Step::bytes is left to
-/// the caller. A new kind of step is a function in moves.cpp and a line in its table.
+/// the caller. A new kind of step is a function in search.cpp and a line in its table.
 void propose_steps(const SearchState& state, std::vector<Step>& out);
 
 // The costs by which the planner's search ranks steps and layouts.

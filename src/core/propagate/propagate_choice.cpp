@@ -163,7 +163,7 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
-/// What it takes to move the whole tensor. A dimension without elements counts as one, so that
+/// The bytes to move the whole tensor. A dimension without elements counts as one, so that
 /// moving it is never free: a rank without rows would gather where the others do not.
 std::int64_t bytes_of(const TensorMeta& tensor) {
   std::int64_t bytes = tensor.itemsize;

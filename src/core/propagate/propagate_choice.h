@@ -45,7 +45,7 @@ struct FactorPlacement {
   friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
 };
 
-/// What one mesh dimension does to the tensors of a group: nothing, shards one factor, or leaves
+/// The effect of one mesh dimension on the tensors of a group: none, shards one factor, or leaves
 /// the inputs of a ShardingRule::Linear partial.
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };

@@ -1,4 +1,4 @@
-// Where rules are found: the library's own, from the tables in rules/, and those that programs
+// The registry of rules: the library's, from the tables in rules/, and those that programs
 // register. It also adds to a rule what in-place and out= forms need, so that tables describe
 // functional forms only.
 #include <algorithm>
@@ -50,7 +50,7 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
-/// What layers above have added, until the registry is made.
+/// The rules of layers above, until the registry is made.
 struct AddedRules {
   std::mutex mutex;
   std::map<std::string, RuleFunction::Entry> rules;
@@ -120,7 +120,7 @@ const Registry& registry() {
   return instance;
 }
 
-// What in-place and out= variants add to the rule of their functional form
+// Additions of in-place and out= variants to the rule of their functional variant
 
 /// Whether a tensor that is written has the sizes of the result. libtorch would resize one of other
 /// sizes, or refuse it: there is no rule for that.

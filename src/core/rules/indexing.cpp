@@ -320,7 +320,7 @@ std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vect
   return widths;
 }
 
-/// What masks broadcast to: one dimension of unknown size. Masks get no factors: they are
+/// The size to which masks broadcast: one dimension of unknown size. Masks get no factors: they are
 /// replicated.
 TensorFactors masked_broadcast(ShardingRule& rule) {
   return {{add_unsharded(rule, ShardingRule::kUnknown)}};

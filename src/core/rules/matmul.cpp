@@ -297,7 +297,7 @@ RuleFunction::Body on_last(const Batched& batched) {
   return [=](const OpCall& call) { return batched_rule(call, batched); };
 }
 
-/// Likewise, but if flag `arg` is off only result `always` is computed, and the others are empty.
+/// The same, but if flag `arg` is off only result `always` is computed, and the others are empty.
 RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size_t always) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = batched_rule(call, batched);
@@ -309,7 +309,7 @@ RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size
         rule->outputs[i].clear();
       }
     }
-    // What is not computed is empty: in no group.
+    // A result that is not computed is empty, and in no group.
     rule->groups = {{tensor_arguments(call), {static_cast<int>(always)}}};
     return rule;
   };

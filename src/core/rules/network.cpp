@@ -315,7 +315,7 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // What has no factor in the forward is whole, and needs its size as an output.
+      // A dimension without a factor in the forward is whole, and as an output needs its size.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
@@ -514,7 +514,7 @@ struct AttentionFactors {
   }
 };
 
-/// Where a kernel has its arguments, and the shape of its log-sum-exp.
+/// The positions of a kernel's arguments, and the shape of its log-sum-exp.
 struct Kernel {
   enum Statistics { kRows, kRowsAndOne, kPaddedRows };
   int bias = -1;
@@ -583,7 +583,7 @@ RuleFunction::Body attention(Kernel kernel) {
   };
 }
 
-/// Where a backward has its tensors; the first four are (grad, query, key, value).
+/// The positions of a backward's tensors; the first four are (grad, query, key, value).
 struct Backward {
   Kernel kernel;
   int result = 4;

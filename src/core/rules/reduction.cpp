@@ -231,7 +231,7 @@ Table reduction_table() {
 
 namespace {
 
-/// For which reductions a partial first tensor gives partial results.
+/// The reductions for which a partial first tensor gives partial results.
 enum class Linearity {
   kNone,
   kLinear,  ///< sums and averages
@@ -280,7 +280,7 @@ RuleFunction::Body along(Along along) {
   };
 }
 
-/// Likewise for the last `count` dimensions.
+/// The same for the last `count` dimensions.
 RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const Sizes& sizes = call.tensor(0).sizes;

@@ -261,7 +261,7 @@ namespace tessera {
 
 namespace {
 
-/// What an argument past the end reads as: schemas gain arguments with time, and out= forms drop
+/// The value of an argument past the end: schemas gain arguments with time, and out= forms drop
 /// theirs (rule_registry.cpp).
 const Argument kNone;
 

@@ -1,4 +1,4 @@
-// What the tables of rules share.
+// Functions that the tables of rules share.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ std::size_t out_count(std::string_view op);
 /// The rule of a call whose result has the sizes of argument 0, and is laid out as that.
 ShardingRule unchanged(const OpCall& call);
 
-// What a file of this folder provides to the registry: a table for each family of operators. A new
+// Each file of this folder provides tables to the registry, one for each family of operators. A new
 // table is declared here and named in propagate/rule_registry.cpp.
 
 /// One rule for the operators in `names`: separated by blanks, without "aten::", braces expanded as

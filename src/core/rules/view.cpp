@@ -4,10 +4,12 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "rules/rule_table.h"
+#include "tessera/core/error.h"
 
 namespace tessera::rules {
 
@@ -400,13 +402,23 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   return known == numel ? std::optional(std::move(sizes)) : std::nullopt;
 }
 
+/// "[2, 6]".
+std::string text_of(const Sizes& sizes) {
+  std::string text;
+  for (const std::int64_t size : sizes) {
+    text += (text.empty() ? "" : ", ") + std::to_string(size);
+  }
+  return "[" + text + "]";
+}
+
 /// view(self, size) and similar ones.
 std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   const TensorMeta& self = call.tensor(0);
   const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
-  if (!sizes) {
-    return std::nullopt;
-  }
+  TESSERA_CHECK(sizes, "view of a distributed tensor of sizes ", text_of(self.sizes), " as ",
+                text_of(call.integers(1)),
+                ", which has another number of elements; sizes are those of the whole tensor, not "
+                "of this rank's part: write them as for one rank (heads, not heads / tp), or -1");
   ShardingRule rule = start(call);
   Reshape reshape(rule, self.sizes, *sizes);
   input_of(rule, call.tensor_index(0)) = reshape.input();

@@ -27,9 +27,9 @@
 
 namespace tessera {
 
-// How the ranks of a mesh compare data, or share a verdict, apart from the collectives that the
-// program asked for. Everything uses the group of the whole mesh, and first waits for transfers
-// under way, as every collective that is waited for at once does.
+// Comparisons and common decisions of the ranks of a mesh, apart from the program's collectives.
+// All use the group of the whole mesh, and first wait for pending transfers, as every synchronous
+// collective does.
 
 // Reads the environment at each call, which costs little compared with making a tensor.
 bool detail::checks_agreement() {
@@ -79,9 +79,9 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 
 namespace tessera::detail {
 
-// How ranks find out that their copies of something differ, and where. While copies are equal this
-// is one hash between the hosts; values are sent only for the message, block by block, so that a
-// large parameter needs no room for every rank's copy.
+// Finds copies that differ between ranks, and the first difference. Equal copies cost one exchange
+// of a digest between the hosts. Values are sent only for the error message, block by block, so
+// that no rank needs memory for the copies of all ranks.
 
 namespace {
 
@@ -133,7 +133,7 @@ struct Difference {
   std::string first, other;  ///< the values of peer 0 and of that peer
 };
 
-/// Finds it block by block, since peers may have large replicas. All peers find the same.
+/// Searches block by block, since replicas may be large. All peers find the same difference.
 class Search {
  public:
   Search(const Peers& peers, Equality equality) : peers_(peers), equality_(equality) {}
@@ -222,7 +222,7 @@ class Report {
          const std::string& what, const std::string& remedy)
       : peers_(peers), replicas_(replicas), equality_(equality), what_(what), remedy_(remedy) {}
 
-  /// Collective. Returns if what differs is allowed to.
+  /// Collective. Returns if all differences are within the tolerance.
   void run(const Numbers& hashes) const {
     const auto counts = comm::gather_on_hosts(*peers_.group, {std::ssize(replicas_)});
     const std::vector<std::size_t> others = differing(counts, 0);
@@ -383,7 +383,8 @@ Sizes coordinate_of(const Sizes& mesh_sizes, std::int64_t index) {
   return coordinate;
 }
 
-/// Whether that rank's part counts for the whole: it is the first of all copies.
+/// Whether the part of that rank counts for the size of the whole: the first copy of each part
+/// does.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -405,7 +406,8 @@ Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& 
   return chunks;
 }
 
-/// Hashes what all parts of a tensor have in common: their type, and the sizes that are not split.
+/// Hashes the properties that all parts of a tensor share: the type, and the sizes of unsharded
+/// dimensions.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
   for (const SplitDim& each : split) {

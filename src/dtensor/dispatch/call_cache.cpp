@@ -23,8 +23,8 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-/// A plain tensor has no interned spec to point to, so all that an Input's spec is made of goes in:
-/// type, sizes, strides. Below the tag, from the low end: wrapped (1 bit), meta, type (8 bits from
+/// A plain tensor has no interned spec, so its words are the content of a spec: type, sizes,
+/// strides. Below the tag, from the low end: wrapped (1 bit), meta, type (8 bits from
 /// bit 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
@@ -35,7 +35,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
-  // at::mul(x, 2.0) has its number as a tensor: an infinite one is planned otherwise.
+  // at::mul(x, 2.0) passes its number as a tensor, and an infinite number needs another plan.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
@@ -74,8 +74,8 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Each element as an argument of `kind`, after their number: without that {a}, {b, c} and {a, b},
-/// {c} would have one key.
+/// The number of elements, then each element as an argument of `kind`. Without the number, {a}, {b,
+/// c} and {a, b}, {c} would have the same key.
 void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   begin_list(value.toListRef().size());
   for (const c10::IValue& element : value.toListRef()) {
@@ -83,8 +83,8 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Must push what the typed overloads of add() push: a boxed call finds the plan that an unboxed
-/// one has made, and the other way round (unboxed_keys_test.cpp).
+/// Must push the same words as the typed overloads of add(): boxed and unboxed calls share plans
+/// (call_keys_test.cpp).
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);
@@ -109,13 +109,13 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No rule reads a value of another type (see bind_static): the name of the type will do.
+    // No rule reads a value of another type (see bind_static), so the name of the type is enough.
     add_text(value.tagKind());
   }
 }
 
-/// The bytes of a text as words, the last one filled up with zeros. They have no tag; the length in
-/// front of them tells where they end.
+/// The bytes of a text as words, padded with zeros. They have no tag; the length before them gives
+/// their number.
 void CallKey::add_text(const std::string& text) {
   begin_list(text.size());
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
@@ -139,7 +139,7 @@ CachesOfRanks& caches_of_ranks() {
   return all;
 }
 
-/// Lists a thread's cache with its rank, for as long as it lives.
+/// Registers a thread's cache with its rank while the thread exists.
 class CacheListing {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
@@ -186,14 +186,14 @@ void CallCache::make_here() {
   here_ = &own.cache;
 }
 
-/// Counts the plans by looking at every slot: for tests and diagnosis, not for a step.
+/// Counts the plans by a scan of all slots: for tests and diagnosis only.
 DispatchCacheStatistics CallCache::statistics() const {
   const auto plans =
       std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });
   return {static_cast<std::size_t>(plans), kSlots, uses_ - misses_, misses_};
 }
 
-/// The counts continue: they are the thread's, not the cache's.
+/// The counts belong to the thread and continue.
 void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
@@ -226,7 +226,7 @@ CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
 namespace tessera {
 
 DispatchCacheStatistics dispatch_cache_statistics() {
-  // The caller's own cache exists, also before its first call.
+  // Creates the caller's cache if it has made no call yet.
   detail::CallCache::of_thread();
   return detail::statistics_of(*detail::RankState::here());
 }

@@ -26,17 +26,17 @@
 
 namespace tessera::detail {
 
-/// What the plan of a call depends on, as a flat list of words: the operator, the interned spec of
-/// each distributed tensor, sizes, strides and type of each plain one, and the arguments that rules
-/// read. Reused from call to call, so that building one allocates nothing.
+/// The key of a call: everything on which its plan depends, as a flat list of words: the operator,
+/// the interned spec of each distributed tensor, sizes, strides and type of each plain one, and the
+/// arguments that rules read. Reused from call to call, so that building one allocates nothing.
 ///
-/// One encoder: kernels that have their arguments unboxed add them one by one, and a boxed argument
-/// is unpacked and added likewise.
+/// There is one encoder: unboxed kernels add their arguments one by one, and boxed arguments are
+/// unpacked and added in the same way.
 class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
 
-  /// Begins the key of a call of `info`; every argument is to be added, in schema order.
+  /// Begins the key of a call of `info`. The caller then adds every argument, in schema order.
   void begin(const OperatorInfo& info) {
     words_.clear();
     push(reinterpret_cast<std::uintptr_t>(&info));
@@ -65,8 +65,8 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // A number that a rule may read counts with its value, one of kind kScalar only with its type:
-  // a learning rate that changes with every step must not make a plan for every step.
+  // A number that a rule may read counts with its value, a number of kind kScalar only with its
+  // type: a learning rate that changes in every step must not make a plan in every step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -142,7 +142,7 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds the type of a number; true where its value counts too, and is to follow.
+  /// Adds the type of a number. Returns true if the value counts as well and must follow.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -158,8 +158,8 @@ class CallKey {
   c10::SmallVector<std::uint64_t, 32> words_;
 };
 
-/// The plans of the calls that this thread made lately. Bounded: a full neighbourhood drops its
-/// least recently used plan. One a thread, so that ranks may be threads and nothing is locked.
+/// The plans of this thread's recent calls. Bounded: a full neighbourhood drops its least recently
+/// used plan. Each thread has its own, so that ranks may be threads without locks.
 class CallCache {
  public:
   /// The cache of this thread.
@@ -198,7 +198,7 @@ class CallCache {
     }
     return {hash, nullptr};
   }
-  /// Keeps the plan of the call whose key was looked up last, in vain.
+  /// Inserts the plan of the call whose key was looked up last and not found.
   CallPlan& insert(const Lookup& missed, CallPlan plan);
 
   DispatchCacheStatistics statistics() const;
@@ -236,10 +236,10 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // A plain pointer, so that finding it costs one address and no guard.
+  // A plain pointer: no guard for thread-local initialisation.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
-  // Here and not on the caller's stack, so that its words keep their memory from call to call.
+  // Here and not on the caller's stack, so that the memory of its words is reused.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
   std::uint64_t uses_ = 0;  ///< hits and misses
@@ -250,7 +250,7 @@ class CallCache {
 /// them. Every operator on kDistributedKey ends up here. Collective if inputs must be moved.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// The same for a call that was looked up already. No operator mode sees it.
+/// The same for a call whose key was looked up already. No operator mode sees it.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

@@ -30,8 +30,8 @@
 namespace tessera::detail {
 namespace {
 
-/// An argument of the call of one position: its element of a list, or of a tensor of numbers. Lists
-/// of one element keep the operator and its schema: no operator on single tensors is needed.
+/// The argument for the call of one position: the element of a list or of a tensor of numbers. It
+/// is again a list, of one element, so that the same operator can be called.
 c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size_t count) {
   if (value.isTensor() && value.toTensor().dim() == 1) {
     return value.toTensor().narrow(0, static_cast<std::int64_t>(position), 1);
@@ -83,10 +83,10 @@ void run_form(PlannedCall& call) {
 // zeros' layout is a guess, to which the gradient of an operator that picks elements would be
 // redistributed. Until the write only the formula holds them: they take the layout of what is
 // written. The operators that write so, with their functional forms, are rows of
-// operator_traits.cpp.
+// operator_info.cpp.
 
-/// The last zeros that this thread's backward has made and not written to. Weak: they stay alive
-/// for no one, and a tensor that has died can't be taken for a new one at its address.
+/// The last zeros that this thread's backward has made and not written to. A weak reference: it
+/// does not keep them alive, and a new tensor at the same address is not mistaken for them.
 std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
@@ -119,7 +119,7 @@ bool write_to_backward_zeros(PlannedCall& call) {
   if (impl == nullptr || !are_last_zeros(self)) {
     return false;
   }
-  // In any case, they do not count as untouched any more.
+  // The zeros now count as written in any case.
   last_zeros().reset();
   const c10::OperatorHandle& functional = *call.info.functional;
   // The same arguments, without those at the end that only the in-place form has.
@@ -127,7 +127,7 @@ bool write_to_backward_zeros(PlannedCall& call) {
   functional.callBoxed(call.stack);
   const at::Tensor result = call.stack.back().toTensor();
   const DistributedTensorImpl* written = as_distributed(result);
-  // The wrapper stays, which the formula holds; its local tensor and layout are the result's.
+  // The formula uses this wrapper, so it stays, with the local tensor and layout of the result.
   impl->replace(written->local(), written->spec());
   call.stack.back() = self;
   return true;
@@ -190,8 +190,8 @@ void run_agreed_or_gathered(PlannedCall& call) {
   }
 }
 
-/// The one place that distinguishes the kinds of plans. run_allowed checks what depends on this
-/// thread's scopes, since no key has it.
+/// Only this function distinguishes the kinds of plans. run_allowed checks the scopes of this
+/// thread, which are in no key.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:
@@ -239,9 +239,8 @@ bool is_kept(const CallPlan& plan) {
   return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
 }
 
-/// Whether an operator mode sees the call. A mode may keep results and return them later, which
-/// would be wrong for views and writes of an argument, and for results that autograd has recorded
-/// already.
+/// Whether an operator mode sees the call. A mode may save results and return them later, which
+/// would be wrong for views, for writes to an argument, and for results that autograd has recorded.
 bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
          !info.traits.has(Trait::kLeavesMemory) &&
@@ -280,8 +279,8 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Calls that this one makes in turn (a lowering's, those of single positions) may push its plan
-  // out of the cache. Nothing reads the plan after them.
+  // Nested calls (of a lowering, or of single positions) may remove this plan from the cache. The
+  // plan is not read after them.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);
@@ -295,8 +294,8 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
   execute(call, call.plan.kind);
 }
 
-// For the operators of all libraries, a user's included. Kernels of our own (UnboxedKernel, and
-// those in overrides/) are registered by name and come before it.
+// For the operators of all libraries. Kernels that are registered by name (UnboxedKernel, and those
+// in overrides/) take precedence.
 TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }

@@ -45,7 +45,7 @@ class LocalList {
   LocalList(LocalList&& other) noexcept : tensors_(std::move(other.tensors_)) {}
   LocalList(const LocalList&) = delete;
   LocalList& operator=(LocalList&&) = delete;
-  // The elements own nothing: a plain clear() would give up references that were never taken.
+  // The elements own no references: clear() would release references that were never counted.
   ~LocalList() {
     for (at::Tensor& tensor : tensors_) {
       Borrow::destroyBorrow(tensor);
@@ -66,8 +66,8 @@ class LocalList {
   using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
   using Buffer = std::vector<at::Tensor>;
 
-  /// Buffers that no list of this thread uses: at most 4, for no unboxed operator has more lists.
-  /// The capacity is the bound, so that keeping one never allocates.
+  /// Unused buffers of this thread, at most 4: no unboxed operator has more lists. The capacity is
+  /// fixed, so that storing a buffer never allocates.
   static std::vector<Buffer>& spare() {
     thread_local std::vector<Buffer> buffers = [] {
       std::vector<Buffer> made;
@@ -80,9 +80,9 @@ class LocalList {
   Buffer tensors_;
 };
 
-/// The kernel of one operator with its arguments unboxed: a call whose plan is kept and of kind
-/// kDirect goes from the wrappers to the local tensors and back without a stack. Every other is
-/// boxed and left to dispatch(), with what was looked up. `Op` is a struct of at::_ops, or a
+/// The kernel of one operator with unboxed arguments. A call with a cached plan of kind kDirect
+/// goes from the wrappers to the local tensors and back without a stack. Every other call is boxed
+/// and passed to dispatch(), with the result of the look-up. `Op` is a struct of at::_ops, or a
 /// FusedOperator, whose results are tensors; one without results writes to its first list.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
@@ -115,8 +115,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return op;
   }
 
-  /// What the dispatcher calls. An operator mode, and whatever has no plan that is_ready, take the
-  /// boxed way, which saves results, moves arguments and makes plans.
+  /// The dispatcher calls this. Calls with an operator mode, or without a plan that is_ready, take
+  /// the boxed way, which saves results, redistributes arguments and makes plans.
   static Result call(Arguments... arguments) {
     static const OperatorInfo& info = operator_info(handle());
     if (active_operator_mode() != nullptr) [[unlikely]] {
@@ -141,7 +141,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether only wrapping is left to do, and how is known: the first call of a plan finds out.
+  /// Whether the specs of all outputs are known, which the first call of a plan finds.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -203,7 +203,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Straight to the backend's kernel: the keys above it have been passed on the way here.
+  /// Calls the backend's kernel directly: the call has passed the keys above it.
   /// Redispatches if any key that isn't dense (conj, neg) is set, or in a FakeMode, whose key is
   /// between.
   template <class Locals>
@@ -227,8 +227,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return (keys.raw_repr() & ~dense) == 0;
   }
 
-  // The keys of a local argument; of what is no tensor none. A redispatch has to be told them:
-  // the dispatcher reads them off the arguments in a full call only.
+  // The keys of a local argument; none if it is no tensor. A redispatch needs them: only a full
+  // call reads them from the arguments.
   static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
@@ -281,9 +281,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// A view counts its writes where the viewed tensor does, as autograd expects. libtorch sees to
-  /// that in ADInplaceOrView, which lies above the kernel and was passed with the wrappers. Tensors
-  /// made in inference mode count no writes.
+  /// A view shares the version counter of its base, as autograd expects. libtorch does this in
+  /// ADInplaceOrView, which the call passed with the wrappers. Tensors made in inference mode have
+  /// no counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {
@@ -295,8 +295,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// The call on a stack, with `dispatch_stack` to run it: the slow way, with an allocation for the
-  /// stack and a count for every tensor on it.
+  /// The slow way: the call on a stack, run by `dispatch_stack`, with an allocation for the stack
+  /// and a reference count for every tensor on it.
   template <class Dispatch>
   static Result call_boxed(const Dispatch& dispatch_stack, Arguments... arguments) {
     torch::jit::Stack stack;
@@ -317,7 +317,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
   }
 
-  // What the operator gets on the local tensors.
+  // The arguments of the operator on local tensors.
 
   template <class List>
     requires kIsList<List>
@@ -346,7 +346,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                                          const std::optional<at::Tensor>& argument) {
     return argument ? std::optional(local_or_self(*argument)) : std::nullopt;
   }
-  // Global sizes, as view takes them, become the local ones that the plan has in their place.
+  // Replaces global sizes, for example of view, by the local sizes in the plan.
   static c10::SymIntArrayRef local(const CallPlan& plan, std::size_t i,
                                    const c10::SymIntArrayRef& argument) {
     for (const auto& rewritten : plan.rewritten) {

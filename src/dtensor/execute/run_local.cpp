@@ -175,7 +175,7 @@ void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // Every rank runs the whole operator and has to draw what the others draw.
+  // Every rank runs the whole operator and must draw the same numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
     generator.emplace(run.device, next_random_key());
@@ -214,7 +214,7 @@ bool run_agreed(PlannedCall& call) {
   } catch (const c10::Error&) {  // the operator's own; an Error of a peer's failure passes
     failed = true;
   }
-  // Every rank comes here, also one where the operator threw: no rank waits in vain.
+  // Every rank reaches this point, also if the operator threw: no rank waits forever.
   if (!any_rank(mesh, failed)) {
     return true;
   }
@@ -234,7 +234,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // The operator has resized the tensor itself: before the error it gets its sizes back.
+  // The operator has resized the tensor itself: its sizes are restored before the error.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -264,12 +264,12 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // From what the rule leaves, which is the tensor's own layout or replicated: never collective.
+  // The rule's layout is that of the tensor, or replicated, so this is never collective.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
-  // A slice of the new value may be the tensor's own memory with other strides: a copy in between
-  // keeps the write from reading what it has overwritten.
+  // A slice of the new value may share the memory of the tensor with other strides. A copy in
+  // between prevents reads of overwritten values.
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
@@ -287,7 +287,7 @@ void write_back(LocalRun& run) {
 }
 
 // The random operators of at:: that draw by the global element instead of gathering. Each takes the
-// next key of the thread's sequence (seeded_generator.h), whatever the layout, so that the numbers
+// next key of the thread's sequence (fills.h), whatever the layout, so that the numbers
 // don't depend on the mesh. The other random operators run whole on every rank, under a
 // SeededGenerator. What is here is for distributed tensors; plain_random.cpp has plain ones.
 
@@ -303,7 +303,7 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Terms that reduce to the numbers; making them is local.
+  // Makes terms that reduce to the numbers, which is local.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
 }
@@ -326,7 +326,7 @@ struct Dropped {
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // Meta tensors take a key too, so that later draws are the same as with data.
+  // Meta tensors take a key as well, so that later draws are the same as with values.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
@@ -362,11 +362,11 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // Before the key is drawn and anything written: a refused call leaves no trace.
+  // Before a key is taken or anything is written: a refused call changes nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }
-  // Drawn for meta tensors as well, so that what follows is the same with and without data.
+  // Taken for meta tensors as well, so that later draws are the same with and without values.
   const RandomKey key = next_random_key();
   const BelowAutograd guard;
   if (!impl.local().is_meta()) {
@@ -390,7 +390,7 @@ void run_native_dropout(PlannedCall& call) {
   keep_gradient_layout(impl, x);
 
   const TensorSpecPtr spec = impl.spec();
-  // An element of a term is not one of the sum: a pending sum is reduced first.
+  // The elements of a term are not elements of the sum: a partial sum is reduced first.
   const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
   const BelowAutograd guard;
   const auto local = redistribute_local(impl.local(), spec, settled.layout);

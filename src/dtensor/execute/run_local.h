@@ -16,10 +16,10 @@ namespace tessera::detail {
 /// kRecorded of its plan say. Collective if the plan moves data, and as kFailTogether.
 void run_local(PlannedCall& call, CallKind kind);
 
-/// Runs a call that may throw, for what it finds in the values, on some ranks alone: run_local,
-/// then one all-reduce of one number over the whole mesh. True if no rank threw c10::Error. Else
-/// the stack holds the call's arguments, replicated: the same call of those throws on every rank,
-/// and speaks of the whole. Collective.
+/// Runs a call that may throw on some ranks only, because of their values: run_local, then one
+/// all-reduce of one number over the whole mesh. Returns true if no rank threw c10::Error.
+/// Otherwise the stack has the arguments replicated: the same call with those throws on every rank,
+/// with the message for the whole tensor. Collective.
 bool run_agreed(PlannedCall& call);
 
 /// Whether gradients are needed of a call that autograd has not recorded: the kernel of an operator
@@ -27,13 +27,13 @@ bool run_agreed(PlannedCall& call);
 /// kernel cannot be recorded on local tensors instead.
 bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// One call on its way through the steps of run_local, and what they hand on to one another.
+/// The state of one call in the steps of run_local.
 struct LocalRun {
   explicit LocalRun(PlannedCall& call);
 
   PlannedCall& call;
   bool recorded = false;  ///< autograd records the operator on the local tensors (kRecorded)
-  /// What the results that are written arguments will be, as the caller passed it.
+  /// The written arguments as the caller passed them, which become results.
   c10::SmallVector<c10::IValue, 2> returned;
   at::Tensor viewed;  ///< by the results of a view operator
 
@@ -49,30 +49,29 @@ struct LocalRun {
   c10::Device device = c10::kCPU;           ///< that random numbers are drawn on
   std::vector<c10::IValue> view_arguments;  ///< local ones, with which a moved view is taken again
 
-  /// Whether the tensor that a view operator views was brought elsewhere first: the result is a
-  /// view of a copy.
+  /// Whether the base of a view operator was redistributed first: the result is then a view of a
+  /// copy.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
 // The steps, in order.
 
-/// Puts local tensors in the place of the arguments, redistributed as the plan says. Collective if
-/// it moves data.
+/// Replaces the arguments by local tensors, redistributed by the plan. Collective if it moves data.
 void localize_arguments(LocalRun& run);
 /// Rewrites arguments about global sizes or memory for the local tensors.
 void rewrite_arguments(LocalRun& run);
-/// Runs the operator, or what the plan has instead. Not collective.
+/// Runs the operator, or the plan's replacement. Not collective.
 void run_operator(LocalRun& run);
 /// Copies written values to the caller's tensors. Collective only for written_views.
 void write_back(LocalRun& run);
-/// Makes distributed tensors of the results.
+/// Wraps the results as distributed tensors.
 void wrap_results(LocalRun& run);
 
 /// The spec of a local tensor that is the whole one, where there is no rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
-/// Throws Error for a call that draws its numbers one after another, where data-parallel ranks draw
-/// for different rows: they would draw the same. Collective where ranks have rows to compare.
+/// Throws Error for a call that draws its numbers sequentially while data-parallel ranks have
+/// different rows: they would all draw the same numbers. Collective if ranks must compare rows.
 void check_rows_together(const PlannedCall& call);
 
 /// Runs an in-place random operator by the global element: nothing is gathered, and every mesh

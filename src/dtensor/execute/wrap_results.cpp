@@ -9,12 +9,12 @@
 namespace tessera::detail {
 namespace {
 
-/// Counts the results as it goes, those in lists one by one, for so a plan counts its outputs.
+/// Counts the results, each element of a list separately, as a plan counts its outputs.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces a result on the stack by what the caller gets. An undefined result stays, and counts.
+  /// Replaces a result on the stack by its wrapper. An undefined result stays, and is counted.
   void wrap_result(c10::IValue& value, const OperatorInfo::Return& returned) {
     if (returned.written >= 0) {
       give_back(value, std::move(run_.returned[next_returned_++]));
@@ -87,7 +87,7 @@ class ResultWrapper {
 
   /// A view of a local tensor that was not moved shares its version counter, as views do. One of a
   /// copy, or of a view that holds a copy, gets the state that leads its reads and writes to the
-  /// base (detached_view.h). Inference tensors have no counter to share.
+  /// base (distributed_impl.h). Inference tensors have no counter to share.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
         run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;

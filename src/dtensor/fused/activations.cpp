@@ -604,7 +604,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // What an addition promotes or expands.
+  // Inputs that an addition would promote or expand.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

@@ -65,7 +65,7 @@ at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-/// As GPU kernels read a mask: of all heads, rows 16 elements aligned.
+/// The mask in the format of GPU kernels: for all heads, with rows aligned to 16 elements.
 std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor& q) {
   if (!mask.defined()) {
     return std::nullopt;
@@ -322,7 +322,7 @@ at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-/// As programs allow it, for all their threads.
+/// Set by programs, for all their threads.
 std::atomic<bool>& math_is_allowed() {
   static std::atomic<bool> allowed = false;
   return allowed;
@@ -448,7 +448,7 @@ struct Block {
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
-  // Whatever the last query sees all others see, but for the square.
+  // All other queries see the same keys as the last one, except for the square.
   std::int64_t full = 0;
   std::vector<Block> blocks;
   if (window > 0 && window < end) {
@@ -508,7 +508,7 @@ void check_documents(const at::Tensor& k, c10::IntArrayRef offsets) {
                 "another, and last the number of these tokens");
 }
 
-/// What is the same in forward and backward.
+/// The arguments that forward and backward share.
 std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntArrayRef firsts,
                              c10::IntArrayRef documents) {
   const auto count = std::ssize(firsts);
@@ -690,7 +690,7 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node = node_for<ChunkedAttentionNode>(q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
   if (node != nullptr) {
-    // Not the result itself, which holds the node.
+    // Not the result itself, which owns the node.
     node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
     node->firsts = firsts.vec();
     node->window = window;

@@ -20,7 +20,7 @@ struct SeenKeys {
   at::Tensor mask{};    ///< (queries, keys), a term of the scores, in their type; undefined: none
 };
 
-/// As libtorch's operators take it.
+/// In the format of libtorch's operators.
 inline std::optional<at::Tensor> optional_mask(const at::Tensor& mask) {
   return mask.defined() ? std::optional(mask) : std::nullopt;
 }

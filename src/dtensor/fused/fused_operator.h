@@ -35,7 +35,7 @@ class FusedOperator<Op, Result(Arguments...)> {
   static constexpr const char* overload_name = "";
 
   static Result call(Arguments... arguments) { return handle().call(arguments...); }
-  /// For kernels of autograd, which have passed its keys.
+  /// For autograd kernels, which run below autograd's keys.
   static Result call_below_autograd(Arguments... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return handle().call(arguments...);
@@ -94,7 +94,7 @@ class FusedNode : public Node {
   virtual variable_list differentiate_all(const variable_list& gradients) {
     return differentiate(gradients[0]);
   }
-  /// The same of one result.
+  /// The same for one result.
   virtual variable_list differentiate(const at::Tensor& gradient) {
     return differentiate_all({gradient});
   }
@@ -151,7 +151,7 @@ class RecomputableNode : public FusedNode {
   virtual bool prepare() { return true; }
   /// In a recorded backward (create_graph) by operators that autograd records.
   virtual at::Tensor compute() = 0;
-  /// The same, and the gradients of the inputs for one of the result, laid out as that.
+  /// The same, and the gradients of the inputs for a gradient of the result with the same layout.
   virtual WithGradients compute_with(const at::Tensor& /*gradient*/) { return {compute(), {}}; }
 
  private:

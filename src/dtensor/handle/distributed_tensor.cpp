@@ -30,7 +30,7 @@
 namespace tessera {
 
 // The public handle and its free functions. Arguments are checked here, with messages in
-// the caller's terms, and placements become layouts; the work itself is in autograd_functions.cpp.
+// the caller's terms, and placements become layouts; the work itself is in autograd.cpp.
 // Functions that make a tensor use make_agreed, so that in debug builds ranks that disagree all
 // throw.
 
@@ -38,7 +38,8 @@ namespace {
 
 // Whether the ranks of a mesh have made the same tensor on it.
 
-/// What ranks must agree on: sizes, mesh, placements and type, as a text that a message can show.
+/// The properties on which ranks must agree, as a text for messages: sizes, mesh, placements and
+/// type.
 std::string text_of(const DistributedTensor& tensor) {
   return detail::describe(*detail::impl_of_distributed(tensor).spec()) + " of " +
          c10::toString(tensor.tensor().scalar_type());
@@ -139,8 +140,8 @@ void check_whole(const at::Tensor& tensor) {
                 "already: redistribute() changes its placements");
 }
 
-/// What placements say is replicated is the caller's word, which debug mode compares. Collective
-/// then.
+/// The caller promises that replicated parts are equal. Debug mode compares them, which is
+/// collective.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
   const DeviceMesh& mesh = made.mesh();
   for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {

@@ -24,7 +24,7 @@ namespace tessera {
 
 namespace {
 
-// For a local tensor: more are counted instead of shown, to keep a log readable.
+// Limits for a local tensor: further elements are counted instead of shown.
 constexpr std::int64_t kMostElements = 1000;
 
 /// Which ranges of the global tensor this rank holds: "[2:4, 0:3]", or several blocks.

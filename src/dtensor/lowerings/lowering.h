@@ -74,7 +74,7 @@ const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
 
 /// The dimensions that argument `arg` names, from 0, ascending; all if it is None or empty.
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
-/// Those that the argument itself names, an int or a list.
+/// The dimensions in the argument itself, an int or a list.
 Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
 Dims all_dims(std::int64_t ndim);
 
@@ -111,7 +111,7 @@ ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
 
 /// `tensor` with its partials reduced. Collective if there are any. Below autograd.
 at::Tensor reduce_partial(const at::Tensor& tensor);
-/// Likewise for several tensors of one shape and layout, with one collective.
+/// The same for several tensors of one shape and layout, with one collective.
 std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

@@ -366,7 +366,7 @@ Results run_norms(Arguments arguments) {
     const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
     sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
   }
-  // Not one for each tensor: a model has hundreds.
+  // One collective for all tensors: a model has hundreds.
   for (const auto& numbers : indices_by_layout(sums)) {
     std::vector<at::Tensor> group;
     for (const auto i : numbers) {
@@ -422,7 +422,7 @@ Results run_logsumexp(Arguments arguments) {
   const bool keepdim = arguments[2].toBool();
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
   auto largest = reduce_partial(values.amax(dims, true));
-  // Where all values are infinite: their differences would be NaN.
+  // If all values are infinite, their differences would be NaN.
   largest = largest.masked_fill(largest.isinf(), 0.0);
   // Shifted by the largest, as in a softmax: exp() of a large value is infinite.
   const auto sum = reduce_partial((values - largest).exp().sum(dims, true));
@@ -449,7 +449,7 @@ Moments moments_of(Arguments arguments) {
   const auto mean = reduce_partial(values.sum(dims, true)) / count;
   const auto centred = values - mean;
   const auto squares = reduce_partial((centred * centred).sum(dims, true));
-  // As libtorch has it: a correction of all samples or more divides by 0.
+  // As in libtorch, a correction of at least the number of samples divides by 0.
   return {mean, squares / std::max(count - correction, 0.0)};
 }
 

@@ -1,4 +1,4 @@
-// What is known of an operator.
+// The properties of an operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,15 +20,15 @@ namespace tessera::detail {
 /// A property of an operator that neither its schema nor its sharding rule has.
 enum class Trait : std::uint8_t {
   // How it is run.
-  kRandomInplace,    ///< fills its tensor by the global element (random_operators.h)
-  kNativeDropout,    ///< drops by the global element (random_operators.h)
+  kRandomInplace,    ///< fills its tensor by the global element (run_local.h)
+  kNativeDropout,    ///< drops by the global element (run_local.h)
   kForeach,          ///< takes lists; each position is a separate call
   kWritesGradients,  ///< formulas of gradients write with it (fallback.cpp)
   kNewZeros,         ///< makes the zeros that they write to
   kOwnKernel,        ///< has a kernel of ours in src/dtensor/overrides/ instead of a plan
   kHelperTensors,    ///< composed of others and of its own plain tensors (composite_kernels.cpp)
-  // What its arguments and results are.
-  kViewsMemory,    ///< its storage_offset counts in the memory of what it views (view_geometry.h)
+  // The kinds of its arguments and results.
+  kViewsMemory,    ///< its storage_offset counts in the memory of what it views (views.h)
   kInfersSize,     ///< takes sizes; one of them may be -1
   kUnsafeView,     ///< promises no alias: what cannot be viewed is copied
   kLeavesMemory,   ///< its result is memory for others to write
@@ -45,7 +45,7 @@ enum class Trait : std::uint8_t {
 /// The traits of one operator, from the tables.
 class OperatorTraits {
  public:
-  /// `name`: "aten::add.Tensor", looked up in the table in operator_traits.cpp.
+  /// `name`: "aten::add.Tensor", looked up in the table in operator_info.cpp.
   explicit OperatorTraits(std::string_view name);
 
   bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
@@ -116,7 +116,7 @@ struct OperatorInfo {
   bool writes_lists =
       false;  ///< _foreach_add_ and its like: writes to its first list, returns nothing
 
-  // What the tables say, found by the name above. `rule` is null for an operator without one.
+  // The entries of the tables for the name above. `rule` is null for an operator without a rule.
   OperatorTraits traits;
   std::optional<c10::OperatorHandle> functional;  ///< see OperatorTraits::functional
   RuleFunction rule;

@@ -34,7 +34,7 @@ namespace tessera::detail {
 
 // Composite operators whose composition in libtorch does not work on distributed tensors. Each
 // takes libtorch's own path for plain ones; the operators of a composition come back to the
-// fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
+// fallback. operator_info.cpp lists the names (kOwnKernel, kHelperTensors).
 
 namespace {
 
@@ -184,7 +184,7 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
       at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// One that looks for the size that -1 stands for before it comes to a view, which knows more.
+// reshape computes the size for -1 before it calls view, which has more information.
 
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   if (!tessera::is_distributed(self) || self.numel() > 0) [[likely]] {
@@ -227,7 +227,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
   return values.new_zeros(sizes).scatter(dim, kept ? indices : indices.unsqueeze(dim), values);
 }
 
-// Those that begin with a plain tensor of zeros which becomes the result.
+// Operators whose result begins as a plain tensor of zeros.
 
 /// Compares each class with the numbers of all classes. Its values are read for the checks that
 /// libtorch makes.

@@ -30,31 +30,32 @@ enum class CallKind : std::uint8_t {
   kLocal,          ///< the same, with arguments redistributed or rewritten and writes brought back
   kFailTogether,   ///< kLocal; if it throws on one rank, all throw
   kAgreed,         ///< kLocal; then ranks ask each other whether it threw: if so, it runs gathered
-  kLowering,       ///< another way to run the operator, which sends less (form.h)
+  kLowering,       ///< another way to run the operator, which sends less (lowering.h)
   kRandomInplace,  ///< random numbers by the global element, into the tensor
   kNativeDropout,  ///< the same for dropout
-  // These depend on what no key has: which tensors the arguments are, whether their gradients are
-  // wanted. That decides between the kind named here and CallPlan::otherwise.
+  // These depend on properties that are in no key: whether arguments are the same tensor, and
+  // whether their gradients are required. At each call these decide between the kind here and
+  // CallPlan::otherwise.
   kForeach,        ///< position by position, if one writes what another one uses
   kBackwardZeros,  ///< the functional form, if backward has just made the zeros that are written
   kNewZeros,       ///< always `otherwise`; then notes the zeros, if inside backward
   kRecorded,       ///< autograd records the kernel on local tensors, if it has not the operator
 };
 
-/// How one operator is run on this rank for inputs of particular specs: everything that the next
-/// such call can reuse. Made by plan_call, kept in the CallCache of a thread; the first call adds
-/// what only a kernel can tell (Output::spec).
+/// How one operator runs on this rank for inputs with certain specs: all that the next such call
+/// can reuse. plan_call makes it, and the CallCache of a thread stores it. The first call adds what
+/// only a kernel shows (Output::spec).
 struct CallPlan {
   /// One for each defined tensor among the arguments.
   struct Input {
     TensorSpecPtr spec;          ///< its own spec (a plain tensor: replicated)
     LayoutPtr target = nullptr;  ///< the layout to bring it to; nullptr: its own
     RedistributionPlanPtr plan;  ///< to `target`
-    /// Where the operator leaves a new value of the tensor that has to be brought back to it: the
-    /// layout of that value. Else nullptr.
+    /// If the operator leaves a new value that must be copied to the tensor: the layout of that
+    /// value. Else nullptr.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< written, though the schema does not say so: running statistics
-    bool detached = false;  ///< a view that holds a copy (detached_view.h)
+    bool detached = false;  ///< a view that holds a copy (distributed_impl.h)
     /// For kRecorded: the layout of the gradient that autograd finds for the local tensor.
     LayoutPtr gradient = nullptr;
 
@@ -75,14 +76,14 @@ struct CallPlan {
     double scale = 1.0;  ///< its results are multiplied by it
   };
 
-  /// An argument that speaks of global sizes, with its local value.
+  /// An argument with global sizes, and its local value.
   struct Rewritten {
     int argument;
     c10::IValue value;
     std::optional<std::vector<std::int64_t>> sizes;  ///< the value, of a list
   };
 
-  // What the steps of a run ask. `kind` is decided last, from all the rest.
+  // Read by the steps of a run. `kind` is decided last, from all other members.
   CallKind kind = CallKind::kLocal;
   CallKind otherwise = CallKind::kLocal;  ///< the kind that `kind` falls back to
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
@@ -107,7 +108,7 @@ struct PlannedCall {
               torch::jit::Stack& stack)
       : op(op), info(info), plan(plan), stack(stack), first(stack.size() - info.arguments.size()) {}
 
-  // Borrowed: a planned call lives no longer than the dispatch() that made it.
+  // References: a planned call ends before the dispatch() that made it.
   const c10::OperatorHandle& op;
   const OperatorInfo& info;
   CallPlan& plan;
@@ -116,7 +117,7 @@ struct PlannedCall {
 
   c10::IValue& argument(int i) const { return stack[first + static_cast<std::size_t>(i)]; }
   std::span<c10::IValue> arguments() const { return std::span(stack).subspan(first); }
-  /// Takes the arguments off the stack, then puts `results` there.
+  /// Replaces the arguments on the stack by `results`.
   void return_results(std::initializer_list<c10::IValue> results) const {
     stack.resize(first);
     stack.insert(stack.end(), results);
@@ -152,17 +153,17 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The rule of the call's operator, without what the values in this call don't allow: reductions
-/// that their types do not have, sums that would be rounded term by term or scaled to infinity.
-/// nullopt where no rule covers the call. A pure function of what is in the call's key.
+/// The rule of the call's operator, without what the types and numbers of this call do not allow:
+/// reductions that a type lacks, and sums that would be rounded term by term or scaled to infinity.
+/// nullopt if no rule covers the call. A pure function of the call's key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          std::span<const c10::IValue> arguments);
 
 /// The strides of each result of a view operator on whole tensors; nullopt: unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
-/// Plans the call as its rule says: where inputs go, what runs on the local tensors and the layouts
-/// of the results.
+/// Plans the call by its rule: the layouts of the inputs, the local call and the layouts of the
+/// results.
 void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                   const BoundCall& bound, std::span<const c10::IValue> arguments,
                   GlobalStrides view_strides);
@@ -172,7 +173,7 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
 /// The tensors, by their numbers in `bound`, of the arguments that the operator writes to.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
 
-/// Plans to bring an input to `target`; nullptr: it stays.
+/// Plans the redistribution of an input to `target`; nullptr: none.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target);
 
 /// Finds the written tensors whose value must be copied to them.

@@ -19,7 +19,7 @@ namespace {
 
 using Values = std::span<const c10::IValue>;
 
-// Rules read bools, integers and doubles: a complex number is none of these.
+// Rules read bools, integers and doubles, not complex numbers.
 bool is_complex_number(const c10::IValue& value) {
   return value.isComplexDouble();
 }
@@ -48,8 +48,8 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
   }
 }
 
-/// Whether values are converted to integers or booleans that are written: rounded terms have
-/// another sum. That is so if a tensor's type does not fit into the written one.
+/// Whether the operator converts values to a written type that is integer or boolean: rounded terms
+/// have a different sum. This is so if the type of a tensor does not fit into the written one.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -83,7 +83,7 @@ bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   });
 }
 
-/// What such a number multiplies is reduced first.
+/// Reduces the sums that such a number multiplies.
 void reduce_sums_first(ShardingRule& rule) {
   std::erase_if(rule.linear, [](const ShardingRule::Linear& linear) {
     return linear.op == ReduceOp::kSum || linear.op == ReduceOp::kAvg;
@@ -92,7 +92,7 @@ void reduce_sums_first(ShardingRule& rule) {
 
 // What runs on the local tensors.
 
-/// Its operator in part_operators.cpp.
+/// The name of its operator in plan_call.cpp.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
@@ -105,7 +105,7 @@ CallPlan::LocalCall local_call_of(const ShardingRule::LocalCall& call) {
           call.args, call.scale};
 }
 
-/// Arguments of a local call that say where this rank's part of an input begins.
+/// Arguments of a local call with the offset of this rank's part of an input.
 void set_offsets(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input, dim] : rule.offset_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -252,7 +252,7 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   }
   input.target = target;
   RedistributionPlanPtr steps = plan_for(input.spec, target);
-  // On mesh dimensions of size 1 the same local tensor will do.
+  // On mesh dimensions of size 1 the local tensor is the same.
   const bool same = std::ranges::all_of(
       steps->steps, [](const Step& step) { return step.kind == StepKind::kRelabel; });
   if (same) {
@@ -309,8 +309,8 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
-  // The order counts: writes ask for the outputs' layouts, the local call must exist before its
-  // arguments are set, and strides are agreed on only where no view has given them.
+  // The order matters: writes need the layouts of the outputs, the local call must exist before its
+  // arguments are set, and strides are chosen only if no view has set them.
   plan_writes(plan, info, bound, rule.inplace);
   if (decided.use_local_call) {
     plan.local_call = local_call_of(*rule.local_call);

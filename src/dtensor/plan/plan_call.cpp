@@ -34,7 +34,7 @@ bool holds_distributed(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), holds_distributed);
 }
 
-/// Asks the arguments that may hold tensors only: a list of integers need not be unpacked.
+/// Checks only arguments that may contain tensors: a list of integers is not unpacked.
 bool any_distributed(const OperatorInfo& info, Values arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const bool tensors =
@@ -103,7 +103,8 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// No rule: gather everything. Also for random operators with one, which run as a whole.
+/// Without a rule everything is gathered. So are the inputs of random operators with a rule, which
+/// run on whole tensors.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -112,9 +113,9 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Takes a form of the operator that sends less than redistributing its inputs, or that is the
-/// operator's own way. Not where random numbers are drawn: a form runs without the generator that
-/// ranks seed alike.
+/// Chooses a lowering of the operator that sends less than the redistribution of its inputs, or
+/// that the operator requires. Not for random operators: a lowering runs without the generator that
+/// all ranks seed alike.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -134,7 +135,7 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
 
 // The kind.
 
-/// Whether ranks work on different values of it.
+/// Whether ranks have different values of the input.
 bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
@@ -153,9 +154,9 @@ bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether the operator only has to be run on the local tensors, and its result, if any, wrapped.
-/// UnboxedKernel::run does just that: whatever a step of run_local could have to do for this plan
-/// must be refused here.
+/// Whether the call needs only the operator on the local tensors and the wrapping of its results.
+/// UnboxedKernel::run does only this: a plan that needs any other step of run_local must be refused
+/// here.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;
@@ -173,7 +174,7 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   return (one_result || new_results) && lists_only && as_they_are && as_they_come;
 }
 
-/// The kind, among those that do not depend on which tensors the arguments are.
+/// The kind, without those that depend on the identity of the arguments.
 CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                   Values arguments) {
   if (plan.lowering != nullptr) {
@@ -195,8 +196,8 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
 
-/// The kind, among all: one that depends on what no key has, if that could matter; `otherwise` is
-/// for the other case.
+/// The kind: one that depends on properties outside of the key, if they could matter; `otherwise`
+/// is for the other case.
 CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   const auto is_copied = [](const CallPlan::Input& input) {
     return input.plan || input.written != nullptr || input.detached;
@@ -287,7 +288,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = CallKind::kPlain;
     return plan;
   }
-  // Its operators are planned one by one when they reach this key.
+  // The operators that it calls are planned one by one when they reach this key.
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;
@@ -303,7 +304,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Before the rule: for a wrong size libtorch throws its own error.
+  // Before the rule, so that libtorch throws its own error for a wrong size.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
@@ -362,7 +363,7 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t rows) {
   check_range(indices, rows);
-  // A shard without rows: at::embedding has nothing to pick from, not even row 0.
+  // A shard without rows has not even row 0 for at::embedding.
   if (weight.size(0) == 0) {
     auto sizes = indices.sizes().vec();
     sizes.push_back(weight.size(1));
@@ -394,7 +395,7 @@ at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tenso
 TORCH_LIBRARY(tessera_local, library) {
   library.def("embedding_rows(Tensor weight, Tensor indices, int first, int rows) -> Tensor");
   library.def("gather_part(Tensor self, int dim, Tensor index, int first, int size) -> Tensor");
-  // They get local tensors only, with autograd left behind.
+  // They get local tensors only, below autograd.
   library.impl("embedding_rows",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &embedding_rows));
   library.impl("gather_part",

@@ -68,7 +68,7 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// As each rank's own loss.
+/// For example each rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
@@ -112,7 +112,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
              : remedy;
 }
 
-/// Once a process, not a rank: threads that are ranks warn together.
+/// Once a process, not once a rank: ranks that are threads give one warning.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
   // Never destroyed: a thread may still warn while the process ends.

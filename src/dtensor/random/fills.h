@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-/// Where an operator of at:: draws, and the key of its numbers.
+/// The elements for which an operator of at:: draws, and the key of its numbers.
 struct RandomTarget {
   const at::Tensor& local;  ///< plain, not meta
   const RandomPlace& place;

@@ -261,7 +261,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // What all rows share may have any size; what is computed from rows has theirs, or one for all.
+    // A tensor that all rows share may have any size. A tensor that is computed from rows has their
+    // number, or one row for all.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }

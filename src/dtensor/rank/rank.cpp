@@ -96,15 +96,15 @@ void call_at_end_of_backward(std::function<void()> callback) {
 
 namespace tessera {
 
-// The scopes that decide which calls are allowed; plan/policy.cpp checks them at each call.
+// The scopes that allow or refuse calls; plan/policy.cpp checks them at each call.
 
 bool is_strict() {
   const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// The state is the thread's: ranks may be threads, and each has its own scopes. A backward asks for
-// none of it.
+// The state belongs to the thread: ranks may be threads, each with its own scopes. A backward does
+// not use it.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {

@@ -49,8 +49,8 @@ class BelowFallback {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// What a rank counts and remembers from call to call. A rank is a thread, together with the
-/// threads of autograd that run its backward.
+/// The state of a rank between calls. A rank is a thread, together with the threads of autograd
+/// that run its backward.
 struct RankState {
   /// The state of the rank that this thread works for: in a backward that of the thread that ran
   /// the forward, otherwise this thread's own. Nodes that a backward has made (create_graph) count
@@ -71,8 +71,8 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// What one thread of a rank has by itself: nothing of it goes along to the thread that runs a
-/// backward. RankState is what all threads of a rank share.
+/// The state of one thread of a rank. A backward on another thread does not see it. All threads of
+/// a rank share RankState.
 struct RankThread {
   static RankThread& here();
   RankThread();
@@ -82,7 +82,7 @@ struct RankThread {
 
   const std::uint64_t thread;             ///< its number, as autograd's nodes have it
   const std::shared_ptr<RankState> rank;  ///< which this thread is, listed while the thread lives
-  /// That of the callback at the end of a backward that this thread is in; nullptr: it is in none.
+  /// The rank of the end-of-backward callback that this thread runs; nullptr: none.
   std::shared_ptr<RankState> rank_of_callback;
 
   bool replicates = false;           ///< the innermost ReplicationScope's

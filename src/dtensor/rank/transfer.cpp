@@ -24,7 +24,7 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// The oldest transfer whose result is still wanted, or nullptr.
+/// The oldest transfer whose result is still referenced, or nullptr.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;

@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-/// A collective that was started, and what is left to do on its result. `work` is nullptr if no
+/// A collective that was started, and the remaining work on its result. `work` is nullptr if no
 /// collective was needed.
 struct Started {
   comm::WorkPtr work;
@@ -57,9 +57,9 @@ struct TESSERA_API RankState;
 
 /// A collective that is waited for later, by any thread.
 ///
-/// Where the host waits, a rank waits for its transfers in the order in which it started them,
-/// whichever result is used first. If ranks used the results in different orders and waited in
-/// those, each would wait for a collective that the other has not come to.
+/// Where the host waits, a rank waits for its transfers in the order of their start, not of the use
+/// of their results. Otherwise ranks that use results in different orders would wait for each other
+/// forever.
 class Transfer {
  public:
   /// Puts the transfer, on `group`, into the rank's queue. nullptr: the device keeps the order.
@@ -87,8 +87,8 @@ class Transfer {
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-/// Waits for all transfers that this rank has started: before a collective that is waited for at
-/// once. Failures are thrown where the results are used.
+/// Waits for all transfers of this rank: before a synchronous collective. Failures are thrown where
+/// the results are used.
 void finish_transfers();
 /// Waits for those up to the last one on `group`: before another collective starts there.
 void finish_transfers_on(const comm::Communicator& group);

@@ -48,7 +48,7 @@ struct RedistributionKeyHash {
   }
 };
 
-/// One cache per thread: it holds meshes, which belong to a rank, and a process may run several
+/// One cache per thread: it owns meshes, which belong to a rank, and a process may run several
 /// ranks as threads.
 auto& plans() {
   thread_local BoundedCache<RedistributionKey, RedistributionPlan, RedistributionKeyHash> plans(
@@ -206,7 +206,7 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
 }
 
 // Sums that tensor parallelism still needs for many small gradients, in one all-reduce. FSDP's
-// reduction of a group adds them (fsdp/parameter_group/gradient_reduction.cpp); the object is in
+// reduction of a group adds them (fsdp/collectives.cpp); the object is in
 // the context that its units share.
 
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {

@@ -34,8 +34,8 @@ void clear_plans();
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
-/// The same, but only starts the last collective. nullptr, and nothing is done, for a plan without
-/// one.
+/// The same, but does not wait for the last collective. Returns nullptr and does nothing for a plan
+/// without a collective.
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes);
 

@@ -140,7 +140,7 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
 // The steps of a plan on this rank. A collective takes flat buffers that hold the ranks' chunks one
 // after another, all of one size; the chunks of a digit are strided through the tensor, and the
 // last may be short. So most of the work here is order and padding, and most of the care is to copy
-// nothing where the memory is in order already. step_geometry.h has the arithmetic.
+// nothing where the memory is in order already. redistribute_steps.h has the arithmetic.
 
 namespace {
 

@@ -60,7 +60,7 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh);
 
 /// The elements in order, in one dimension, lazy conjugation and negation resolved.
 at::Tensor flat(const at::Tensor& tensor);
-/// What a communicator takes: complex numbers as pairs of real ones.
+/// The input of a communicator: complex numbers as pairs of real ones.
 at::Tensor reals(const at::Tensor& tensor);
 
 // The steps of a redistribution on this rank's local tensor of a tensor of global `sizes`.

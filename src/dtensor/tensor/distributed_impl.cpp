@@ -40,7 +40,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// libtorch's message when data_ptr() is called: to print, or to compute with it.
+/// libtorch's message for calls of data_ptr(), for printing or computing.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -103,7 +103,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // Optimizers and FSDP hold a parameter, and rely on its layout.
+  // Optimizers and FSDP store a parameter, and rely on its layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -124,12 +124,12 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// The message needs an allocation: made when it is needed, not for every wrapper.
+// The message needs an allocation, so it is not made for every wrapper.
 bool DistributedTensorImpl::has_storage() const {
   // const by the base class's declaration; the message is no part of a tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
-  // One for all tensors: asking is rare.
+  // One lock for all tensors: this is rarely called.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   self->set_memory_error(std::move(message));
@@ -159,7 +159,7 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
 }
 
 // The state of a view that holds a copy, because its base had to be gathered for it, and the check
-// that it is not read after its base was written. views/view_writes.cpp repeats writes to the view
+// that it is not read after its base was written. views/views.cpp repeats writes to the view
 // on the base. execute/wrap_results.cpp makes these views.
 
 namespace {
@@ -209,7 +209,7 @@ DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   return result;
 }
 
-// Checks and properties of every distributed tensor that is made from a local one.
+// Checks and properties of distributed tensors that are made from local ones.
 
 namespace {
 
@@ -226,8 +226,8 @@ bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
   return false;
 }
 
-/// Where parts with one layout are not of the sizes of those with the other; empty: nowhere. Looks
-/// along the mesh dimensions alone by which the layouts cut a dimension differently.
+/// The first place where parts with the two layouts have different sizes; empty: none. Compares
+/// only along the mesh dimensions by which the layouts shard differently.
 std::vector<std::int64_t> coordinate_of_other_parts(const Layout& layout, const Layout& other,
                                                     c10::IntArrayRef sizes) {
   std::vector<std::int64_t> coordinate(layout.mesh_sizes().size(), 0);

@@ -24,7 +24,7 @@ namespace tessera::detail {
 /// viewed values, not an alias. It may be read as long as the base has not been written since; a
 /// write to the view is repeated on the base.
 struct DetachedView {
-  /// How to take the view again from the base's local tensor once the base has `layout`.
+  /// Takes the view again from the local tensor of the base, once the base has `layout`.
   struct Replay {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< with local tensors
@@ -101,8 +101,8 @@ class DistributedTensorImpl final : public TensorWrapper {
   void set_gradient_hook() { gradient_hook_ = true; }
 
   void release_resources() override;
-  /// False. The caller is often about to read memory, as libtorch's printer is: prepares the
-  /// message of the error that follows, which then says what to do instead.
+  /// Returns false. The caller often reads memory next, as libtorch's printer does: this prepares
+  /// the message of the error that follows, with a remedy.
   bool has_storage() const override;
 
  protected:
@@ -135,7 +135,7 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
 
 // Conversions between a distributed tensor and its local one.
 
-/// The impl of a tensor that a program says is distributed. Throws Error for one that is not.
+/// The impl of a tensor that must be distributed. Throws Error for a plain one.
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 
 /// The checks of from_local. They read only this rank's tensor and send nothing.

@@ -98,7 +98,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// The different numbers of positions of a digit that coordinates hold.
+/// The different numbers of positions of a digit on the coordinates.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {

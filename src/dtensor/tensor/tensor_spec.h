@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-/// Computed once per spec, because every tensor with that spec needs all of it.
+/// Computed once per spec, because every tensor with the spec needs it.
 struct Geometry : ShapeGeometry {
   /// Equal specs have equal geometries: nothing to compare.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }

@@ -97,9 +97,9 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
 }
 
 // Writes to views of a tensor that is split along a dimension that the view splits or joins. The
-// viewed tensor had to be gathered, so the view holds a copy (tensor/detached_view.h). A write to
-// it is repeated on its base, by taking the view once more. Code that writes to such a view calls
-// write_through.
+// viewed tensor had to be gathered, so the view holds a copy (tensor/distributed_impl.h). A write
+// to it is repeated on its base, by taking the view once more. Code that writes to such a view
+// calls write_through.
 
 namespace {
 

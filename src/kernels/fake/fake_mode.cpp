@@ -103,7 +103,7 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// One of a backward's results, if the flags want it.
+/// One result of a backward, if its flag is set.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
@@ -375,6 +375,7 @@ using torch::jit::Stack;
 struct Mode {
   c10::DeviceType device;
   FakeMode::Observer observer;
+  std::map<std::string, FakeRule> rules;
 };
 
 /// The one in force.
@@ -414,8 +415,11 @@ void replace_tensors(std::span<c10::IValue> values, at::Tensor (*replacement)(co
   }
 }
 
+/// Integers are valid as indices.
 at::Tensor allocated(const at::Tensor& meta) {
-  return at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU));
+  at::Tensor tensor =
+      at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU));
+  return tensor.is_floating_point() || tensor.is_complex() ? tensor : tensor.zero_();
 }
 
 /// Runs the call on the meta device: leaves its results on the stack.
@@ -468,7 +472,7 @@ void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& wr
   }
 }
 
-/// Those of the arguments that are not out=, broadcast.
+/// The broadcast sizes of the arguments that are not out=.
 std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   std::vector<std::int64_t> sizes;
@@ -543,16 +547,48 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   }
 }
 
+/// Runs the rule that the program has given for the operator. False: there is none.
+bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
+  const Mode& current = *mode.load();
+  if (current.rules.empty()) {
+    return false;
+  }
+  const auto rule = current.rules.find(op.schema().name());
+  if (rule == current.rules.end()) {
+    return false;
+  }
+  const std::size_t count = op.schema().arguments().size();
+  FakeCall call{.name = op.schema().name(),
+                .arguments = torch::jit::last(stack, count).vec(),
+                .inputs = inputs_of(op, stack),
+                .results = {}};
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  call.results = rule->second(call);
+  TESSERA_CHECK(call.results.size() == op.schema().returns().size(), "the rule for ", call.name,
+                " returned ", call.results.size(), " tensors; the operator returns ",
+                op.schema().returns().size());
+  torch::jit::drop(stack, count);
+  stack.insert(stack.end(), call.results.begin(), call.results.end());
+  if (current.observer) {
+    current.observer(call);
+  }
+  return true;
+}
+
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (run_given_rule(op, *stack)) {
+    return;
+  }
   const FakeKind kind = fake_kind(op);
   if (kind == FakeKind::kThrough ||
       !is_fake(std::span(*stack).last(op.schema().arguments().size()))) {
     return op.redispatchBoxed(
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeModeKey), stack);
   }
-  TESSERA_CHECK(kind != FakeKind::kUnknown, "a FakeMode came to ", op.operator_name(),
-                ", whose sizes libtorch does not give without computing it; add its rule to "
-                "src/kernels/fake/fake_operators.cpp");
+  TESSERA_CHECK(kind != FakeKind::kUnknown, op.operator_name(),
+                " returns sizes that depend on values, and a plan has no values; say what it "
+                "returns in planning::PlanOptions::data_dependent, under \"",
+                op.schema().name(), "\" (docs/planning.md)");
   if (kind == FakeKind::kItem) {
     torch::jit::drop(*stack, 1);
     stack->emplace_back(1.0);
@@ -575,9 +611,10 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
 
 }  // namespace
 
-FakeMode::FakeMode(c10::DeviceType device, Observer observer) : included_(kFakeModeKey) {
+FakeMode::FakeMode(c10::DeviceType device, Observer observer, std::map<std::string, FakeRule> rules)
+    : included_(kFakeModeKey) {
   const Mode* expected = nullptr;
-  auto own = std::make_unique<const Mode>(Mode{device, std::move(observer)});
+  auto own = std::make_unique<const Mode>(Mode{device, std::move(observer), std::move(rules)});
   TESSERA_CHECK(mode.compare_exchange_strong(expected, own.get()),
                 "a FakeMode was begun within another one; end that first");
   static_cast<void>(own.release());

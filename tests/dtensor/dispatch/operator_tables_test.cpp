@@ -144,7 +144,7 @@ void write_forms(std::ostream& out, bool own_collectives) {
 
 void write_traits(std::ostream& out) {
   out << "\n## Special cases\n\n"
-         "What `src/dtensor/operators/operator_traits.cpp` says of single operators; `.*` is every "
+         "What `src/dtensor/operators/operator_info.cpp` says of single operators; `.*` is every "
          "overload.\n\n";
   for (const auto& [trait, text] : texts_of_traits()) {
     out << "* " << text << ":";
@@ -220,7 +220,7 @@ TEST(OperatorList, IsWhatTheDocumentationSays) {
 }  // namespace
 
 // The table of what is special about operators: every row names operators that exist and that are
-// what its trait says, and docs/operators/operators.md lists them (operator_list_test.cpp).
+// what its trait says, and docs/operators/operators.md lists them (operator_tables_test.cpp).
 
 namespace {
 

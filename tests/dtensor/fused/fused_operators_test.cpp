@@ -8,7 +8,7 @@
 #include <set>
 
 #include "dtensor/fused/attention_of_parts.h"
-#include "tessera/comm/meta_world.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"

@@ -124,7 +124,7 @@ class Signals(training_runs.TrainingRuns):
         self.assertEqual(code, 1, errors)
         self.assertIn("step-00000002", errors)
         self.assertTrue((run / "model/model.safetensors").exists())
-        self.assertTrue((run / "report.html").exists())
+        self.assertTrue((run / "run.json").exists())
 
     def test_sigterm_in_the_evaluation(self):
         run = self.folder / "run"

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <thread>
 
-#include "tessera/comm/run_main.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"

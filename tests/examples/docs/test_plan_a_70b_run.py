@@ -13,7 +13,8 @@ ALWAYS = (1, 3)
 
 class PlanA70bRun(programs.InFolder):
     def test_what_the_page_shows_is_what_its_commands_print(self):
-        for name, target in (("build", programs.BIN.parent), ("examples", programs.ROOT / "examples")):
+        for name, target in (("build", programs.BIN.parent), ("examples", programs.ROOT / "examples"),
+                             ("tools", programs.ROOT / "tools"), (".deps", programs.ROOT / ".deps")):
             os.symlink(target, self.folder / name)
         blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$(?:\n\n```\n(.*?)^```$)?", PAGE.read_text())
         self.assertEqual(len(blocks), 4)

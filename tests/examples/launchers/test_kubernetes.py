@@ -131,7 +131,7 @@ class TestCommandLines(programs.InFolder):
 
     def launch(self, command, *environments):
         """The command on each node, all on this host: programs and /data are those of the test."""
-        command = [str(programs.BIN / word) if word == "llama_train" else str(TORCHRUN) if word == "torchrun" else
+        command = [str(programs.BIN / word) if word in ("llama_train", "llama_plan") else str(TORCHRUN) if word == "torchrun" else
                    word.replace("/data", str(self.folder)) for word in command]
         own = {name: value for name, value in os.environ.items()
                if not name.startswith(("PET_", "MASTER_", "HF_")) and name not in ("RANK", "WORLD_SIZE")}
@@ -159,7 +159,7 @@ class TestCommandLines(programs.InFolder):
             with self.subTest(kind):
                 words = container_of(make())["args"]
                 flags = words[words.index("llama_train"):]
-                (out, err), code = self.launch(flags + ["--print-plan"], {})[0]
+                (out, err), code = self.launch(["llama_plan", *flags[1:], "--gpu", "h100"], {})[0]
                 self.assertEqual(code, 0, err)
                 self.assertIn("16", out)
 

@@ -151,7 +151,7 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--model", "m", "--text", "t", "--lora-rank", "2", "--merge-lora", "--save-hf", "d",
          "--save-lora", "d"},
         {"--save-hf", "--save-lora", "d"}},
-       {{"--config", "c", "--tokens", "t", "--trace", "t"}, {"--tokens", "--trace", "t"}},
+       {{"--config", "c", "--tokens", "t", "--profile", "t"}, {"--tokens", "--profile", "t"}},
        {{"--model", "a", "--model", "b", "--text", "t"}, {"--model", "a", "b"}}},
       [](Flags flags) { return parse_train_options(std::move(flags)); });
   expect_refused(
@@ -195,6 +195,8 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--loss-chunks", "0x4"}, {"--loss-chunks", "decimal"}},
        {{"--betas", "0.9,0x1p-1"}, {"--betas", "decimal"}},
        {{"--zero", "0x2"}, {"--zero", "decimal"}},
+       {{"--eval-every", "2"}, {"--eval-every", "--eval-text"}},
+       {{"--eval-text", "a", "--eval-tokens", "b"}, {"--eval-text", "--eval-tokens"}},
        {{"--verify", "--steps", "0"}, {"--verify", "--steps 0"}},
        {{"--lora-rank", "2", "--save-lora", "d"}, {"--save-lora", "--config"}},
        {{"--checkpoint", "run", "--steps", "0"}, {"--checkpoint", "--steps 0"}},
@@ -213,9 +215,9 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--checkpoint", "run", "--exclude", "data"}, {"--exclude", "nothing is loaded"}},
        {{"--checkpoint", "run", "--keep", "1"}, {"--keep", "1"}},
        {{"--eval-text", "held", "--metrics", "held"}, {"--eval-text", "--metrics", "held"}},
-       {{"--trace", "t"}, {"--text", "--trace", "t"}},
-       {{"--output-dir", "run", "--trace", "run/config.toml"},
-        {"config.toml", "--output-dir", "--trace", "run/config.toml"}}},
+       {{"--profile", "t"}, {"--text", "--profile", "t"}},
+       {{"--output-dir", "run", "--profile", "run/config.toml"},
+        {"config.toml", "--output-dir", "--profile", "run/config.toml"}}},
       ParseFlags);
 }
 
@@ -248,7 +250,7 @@ TEST(TrainOptions, ThePeakIsANumberOrMeasured) {
 }
 
 TEST(TrainOptions, OutputsNeedDifferentPlaces) {
-  const Flags outputs{"--output-dir",  "--metrics",    "--trace",
+  const Flags outputs{"--output-dir",  "--metrics",    "--profile",
                       "--tensorboard", "--checkpoint", "--save-hf"};
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for (std::size_t j = i + 1; j < outputs.size(); ++j) {
@@ -256,7 +258,7 @@ TEST(TrainOptions, OutputsNeedDifferentPlaces) {
                    "both x");
     }
   }
-  EXPECT_EQ(ParseFlags({"--trace", "x.json", "--metrics", "x.jsonl"}).trace, "x.json");
+  EXPECT_EQ(ParseFlags({"--profile", "x.json", "--metrics", "x.jsonl"}).profile, "x.json");
 }
 
 TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
@@ -266,12 +268,12 @@ TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
   WriteFile(folder / "a.bin", "");
   for (const char* flag : {"--tokens", "--jsonl"}) {
     EXPECT_ERROR(parse_train_options(
-                     {"--config", "c", flag, in_folder("*.bin"), "--trace", in_folder("a.bin")}),
-                 flag, "--trace", in_folder("a.bin"));
+                     {"--config", "c", flag, in_folder("*.bin"), "--profile", in_folder("a.bin")}),
+                 flag, "--profile", in_folder("a.bin"));
   }
-  EXPECT_ERROR(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--trace", in_folder("a.bin")}),
-               "--eval-tokens", "--trace");
-  EXPECT_EQ(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--trace", in_folder("b")}).trace,
+  EXPECT_ERROR(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--profile", in_folder("a.bin")}),
+               "--eval-tokens", "--profile");
+  EXPECT_EQ(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--profile", in_folder("b")}).profile,
             in_folder("b"));
   const std::string model = in_folder("m");
   const auto with_model = [&](const std::string& flag, const std::string& file) {
@@ -281,7 +283,7 @@ TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
                            "model.safetensors.index.json"}) {
     const std::string file = model + "/" + name;
     WriteFile(file, "{}");
-    EXPECT_ERROR(with_model("--trace", file), "--model", "--trace", file);
+    EXPECT_ERROR(with_model("--profile", file), "--model", "--profile", file);
   }
   EXPECT_ERROR(with_model("--save-hf", model + "/."), "--model", "--save-hf");
   WriteFile(model + "/metrics.jsonl", "");

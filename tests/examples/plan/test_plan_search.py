@@ -1,5 +1,4 @@
-"""llama_plan --search: what it finds is what plans of the layouts say; and the page of --html."""
-import html.parser
+"""llama_plan --search: what it finds is what plans of the layouts say."""
 import json
 import unittest
 
@@ -18,21 +17,6 @@ link_bandwidth = 2e8
 operator_latency_s = 0
 ranks_per_node = 4
 '''
-
-
-class Page(html.parser.HTMLParser):
-    """The text of a page, how often it has each tag, and what it would load."""
-    def __init__(self, file):
-        super().__init__()
-        self.text, self.tags, self.loads = "", {}, []
-        self.feed(file.read_text())
-
-    def handle_starttag(self, tag, attributes):
-        self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.loads += [value for key, value in attributes if key in ("src", "href")]
-
-    def handle_data(self, data):
-        self.text += data
 
 
 class PlanSearch(programs.InFolder):
@@ -151,8 +135,7 @@ class PlanSearch(programs.InFolder):
         for arguments, message in [(["--search"], "pass --gpus N"), (["--gpus", 8], "given without --search"),
                                    (["--search", "--gpus", 8, "--tp", 3], "can't be laid out"),
                                    (["--search", "--gpus", 0], "--gpus"),
-                                   (["--html", self.folder / "no" / "p.html"], "p.html"),
-                                   (["--html", "p", "--json", "./p"], "--json and --html are both p; give each its own path"),
+                                   (["--json", self.folder / "no" / "p.json"], "p.json"),
                                    (["--json", self.folder / "config.json"], "--config and --json are both ")]:
             done = programs.run(self.command(DEEP, [*RUN, *arguments]))
             self.assertEqual(done.returncode, 1)
@@ -160,20 +143,3 @@ class PlanSearch(programs.InFolder):
             self.assertEqual(done.stderr.count("\n"), 1)
         done = programs.run([programs.BIN / "llama_plan", "--config", self.config, "--search", "--gpus", 8])
         self.assertIn("--search needs a machine", done.stderr)
-
-    def test_a_page_loads_nothing_and_has_every_section(self):
-        file = self.folder / "plan.html"
-        _, plan, _ = self.search(8, "--html", file, memory=2e6)
-        page = Page(file)
-        self.assertEqual(page.loads, [])
-        self.assertEqual(page.tags["svg"], len(plan["kinds"]) + 3)
-        self.assertIn(f"in {plan['peak_moment']}", page.text)
-        for heading in ("Layouts", "Memory over the step", "Communication", "Time line", "Configuration"):
-            self.assertIn(heading, page.text)
-        for name in ("dp", "tp", "all_gather", "reduce_scatter", "waiting", "gradients on the way"):
-            self.assertIn(name, page.text)
-
-    def test_a_page_without_a_machine_has_no_time(self):
-        file = self.folder / "plan.html"
-        programs.succeed([programs.BIN / "llama_plan", "--config", self.config, "--dp", 2, "--html", file])
-        self.assertNotIn("Time line", Page(file).text)

@@ -83,27 +83,17 @@ class Communication(programs.InFolder):
         self.assertEqual(comm["all_gather"]["calls"], accumulate * (gathers * layers + others))
         self.assertEqual(comm["reduce_scatter"]["calls"], accumulate * (scatters * layers + 2))
 
-    def test_zero_3(self):
-        self.check(programs.SMALL, 4, 1)
-        self.check(programs.ODD, 2, 2)
-
-    def test_zero_2(self):
-        self.check(programs.ODD, 4, 1, zero=2)
-        self.check(programs.SMALL, 2, 2, zero=2)
-
-    def test_kept_inputs_are_not_gathered_again(self):
-        self.check(programs.SMALL, 1, 2, more=["--no-sp-regather"])
-
-    def test_replicas_of_shards(self):
-        self.check(programs.ODD, 2, 1, replicas=2)
-        self.check(programs.SMALL, 1, 1, replicas=4, zero=2)
-        self.check(programs.SMALL, 2, 2, replicas=2, zero=2)
-
-    def test_recomputed_blocks_are_not_gathered_again(self):
-        self.check(programs.SMALL, 2, 2, ac="full")
-        self.check(programs.SMALL, 2, 1, ac="selective", zero=2)
-
-    def test_micro_batches(self):
-        self.check(programs.SMALL, 4, 1, accumulate=3)
-        self.check(programs.SMALL, 2, 2, zero=2, accumulate=3)
-        self.check(programs.SMALL, 2, 1, replicas=2, accumulate=2)
+    def test_rows(self):
+        """Each kind of FSDP, with what it combines with."""
+        for config, mesh, options in (
+                (programs.SMALL, (4, 1), {"accumulate": 3}),
+                (programs.ODD, (2, 2), {}),
+                (programs.ODD, (4, 1), {"zero": 2}),
+                (programs.SMALL, (2, 2), {"zero": 2, "accumulate": 3}),
+                (programs.ODD, (2, 1, 2), {"accumulate": 2}),
+                (programs.SMALL, (2, 2, 2), {"zero": 2}),
+                (programs.SMALL, (2, 2), {"ac": "full"}),
+                (programs.SMALL, (2, 1), {"ac": "selective", "zero": 2}),
+                (programs.SMALL, (1, 2), {"more": ["--no-sp-regather"]})):
+            with self.subTest(mesh=mesh, options=options):
+                self.check(config, *mesh, **options)

@@ -91,13 +91,3 @@ class Evaluation(programs.InFolder):
                     "--eval-tokens", self.held_out]))
                 self.assertNotEqual(done.returncode, 0)
                 self.assertRegex(done.stderr, "held-out loss after step 0 is -?nan; the parameter " + re.escape(name))
-
-    def test_needs_held_out_data_of_one_kind(self):
-        base = [programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens]
-        for flags, message in (
-                (["--eval-every", 2], "--eval-every is given without held-out data; pass --eval-text or --eval-tokens"),
-                (["--eval-text", self.tokens, "--eval-tokens", self.tokens],
-                 "--eval-text and --eval-tokens are both given; pass one of them")):
-            with self.subTest(flags):
-                done = programs.run([*base, *flags])
-                self.assertEqual((done.returncode, done.stderr), (1, f"llama_train: {message}\n"))

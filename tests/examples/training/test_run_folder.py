@@ -29,7 +29,7 @@ class RunFolder(programs.InFolder):
     def test_its_configuration_makes_the_run_again(self):
         self.assert_ends_well(self.start(*self.flags, "--output-dir", "run", cwd=self.folder))
         self.assertEqual({path.name for path in self.run.iterdir()},
-                         {"config.toml", "metrics.jsonl", "report.html", "tensorboard"})
+                         {"config.toml", "metrics.jsonl", "run.json", "tensorboard"})
         again = self.folder / "elsewhere/again"
         self.assert_ends_well(self.start("--config-file", self.run / "config.toml", "--output-dir", again, cwd="/"))
         same = training_runs.figures(self.run / "metrics.jsonl")
@@ -39,7 +39,7 @@ class RunFolder(programs.InFolder):
         self.assertEqual(*[[record.get("eval_loss") for record in run] for run in records])
         texts = [(run / "config.toml").read_text().replace(str(run), "RUN") for run in (self.run, again)]
         self.assertEqual(*texts)
-        self.assertIn("<dt>--weight-decay</dt><dd>0.1</dd>", (self.run / "report.html").read_text())
+        self.assertEqual(json.loads((self.run / "run.json").read_text())["configuration"]["--weight-decay"], "0.1")
 
     def test_its_configuration_has_every_flag(self):
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 1]

@@ -70,8 +70,3 @@ class Verify(unittest.TestCase):
                                     r"'model\.norm\.weight', \[64\] on \(dp=1, tp=2\) as .* is not one rank's: "
                                     r"at \[.*; all outputs are equal, so look at what sums this gradient")
         self.assertNotIn("step:", done.stdout)
-
-    def test_needs_a_step(self):
-        done = programs.run([programs.BIN / "llama_train", *self.flags, "--steps", 0, "--verify"])
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("--verify is given with --steps 0", done.stderr)

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "fsdp/training/training.h"
+#include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/sgd.h"
 
 namespace tessera::fsdp {
 namespace {

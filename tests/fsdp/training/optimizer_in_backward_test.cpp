@@ -2,7 +2,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 #include "training.h"
 
 namespace tessera::fsdp {

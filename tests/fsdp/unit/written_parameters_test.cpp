@@ -6,7 +6,7 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/child.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/adamw.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -52,7 +52,8 @@ void expect_tap_named(const VerifyReport& report) {
                "verify: the output of 'block0.mlp.tap', [2, 6, 24] on (tp=2) as [Shard(2)], is not "
                "one rank's: at [",
                "one rank has ", "off by ", "rounding makes up to ", "on ranks 0, 1",
-               "all outputs before are equal, so look at the forward of 'block0.mlp.tap'");
+               "its inputs and all outputs before are equal, so look at the forward of "
+               "'block0.mlp.tap'");
 }
 
 TEST(VerifyFaults, AnExplicitSliceOfAPart) {
@@ -130,12 +131,13 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
   const VerifyReport report = found({.options = {.inner = times_gain}});
   EXPECT_TRUE(report.outputs.empty()) << report.text();
   ASSERT_EQ(report.gradients.size(), 2U) << report.text();
-  EXPECT_EQ(report.gradients[0].fqn, "block0.mlp.tap.gain");
+  // Backward comes to the last block first.
+  EXPECT_EQ(report.gradients[0].fqn, "block1.mlp.tap.gain");
+  EXPECT_EQ(report.gradients[1].fqn, "block0.mlp.tap.gain");
   EXPECT_ERROR(report.check(),
-               "verify: the gradient of parameter 'block0.mlp.tap.gain', [1] on (tp=2) as "
+               "verify: the gradient of parameter 'block1.mlp.tap.gain', [1] on (tp=2) as "
                "[Replicate()], is not one rank's: at [0] it is ",
-               "all outputs are equal, so look at what sums this gradient",
-               "(0 outputs and 1 gradient more differ)");
+               "to_local()", "Partial{}", "(0 outputs and 1 gradient more differ)");
 }
 
 TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
@@ -148,7 +150,7 @@ TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
            own.logsumexp(-1).square().mean().mul(1e-3);
   }});
   EXPECT_ERROR(report.check(), "verify: the loss, [], plain, is not one rank's",
-               "look at the forward of the model, and the loss");
+               "look at the step: the loss");
 }
 
 TEST(VerifyFaults, AParameterWithOtherValuesOnOneRank) {
@@ -263,6 +265,40 @@ TEST(VerifyFaults, CallsThatOneRankAloneMakes) {
                  "call 2, [2, 6, 12] on (tp=2)",
                  "every rank make the same calls");
   });
+}
+
+/// The fault is between two children: each computes what it should.
+TEST(VerifyFaults, AFaultBetweenTwoModulesNamesTheirParent) {
+  GptRun run;
+  run.options.between = [](const at::Tensor& x) {
+    return by_hand(
+        x, [](const at::Tensor& local) { return local / local.abs().max().item<double>(); });
+  };
+  const VerifyReport report = found(run);
+  EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.down") << report.text();
+  EXPECT_ERROR(report.check(), "the output of 'block0.mlp.down'", "its input differs already",
+               "look at the forward of 'block0.mlp' before it calls 'block0.mlp.down'");
+}
+
+TEST(VerifyFaults, AFaultBeforeABlockNamesTheModelAndNotTheBlock) {
+  GptRun run;
+  run.step = [](Gpt& model, const at::Tensor& tokens) {
+    const bool on_mesh = tessera::is_distributed(model.norm->slot("weight")->get());
+    return gpt_loss(model, on_mesh ? tokens.roll(1, 0) : tokens);
+  };
+  EXPECT_ERROR(found(run).check(), "the output of 'embed'",
+               "the input of the model differs already",
+               "look at the step before it calls the model");
+}
+
+TEST(VerifyFaults, AModuleThatTheMeshNeverCalls) {
+  GptRun run;
+  run.options.between = [](const at::Tensor& x) { return x; };
+  run.options.skips_drop = [](const at::Tensor& x) { return tessera::is_distributed(x); };
+  const VerifyReport report = found(run);
+  EXPECT_EQ(report.outputs[0].fqn, "block0.drop") << report.text();
+  EXPECT_ERROR(report.check(), "the output of 'block0.drop' is never called on the mesh",
+               "look at the forward of 'block0'");
 }
 
 }  // namespace

@@ -38,6 +38,10 @@ struct GptOptions {
   double dropout = 0;
   TapFunction embedded = pass_on;  ///< (batch, tokens, hidden), the same on every rank
   TapFunction inner = pass_on;  ///< (batch, tokens, inner), each rank has a share of the features
+  /// What an MLP itself does between two of its modules.
+  std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
+  /// Whether a block leaves out its dropout.
+  std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
 };
 
 inline constexpr std::int64_t kGptHidden = 12, kGptInner = 24, kGptVocabulary = 13;
@@ -61,14 +65,17 @@ class Tap : public nn::Module<Tap> {
 
 class GptMlp : public nn::Module<GptMlp> {
  public:
-  explicit GptMlp(const GptOptions& o) {
+  explicit GptMlp(const GptOptions& o) : between_(o.between) {
     up = register_module("up", std::make_shared<nn::Linear>(kGptHidden, kGptInner));
     tap = register_module("tap", std::make_shared<Tap>(o.inner));
     down = register_module("down", std::make_shared<nn::Linear>(kGptInner, kGptHidden));
   }
-  at::Tensor forward(const at::Tensor& x) { return (*down)((*tap)((*up)(x)).tanh()); }
+  at::Tensor forward(const at::Tensor& x) { return (*down)(between_((*tap)((*up)(x)).tanh())); }
   std::shared_ptr<nn::Linear> up, down;
   std::shared_ptr<Tap> tap;
+
+ private:
+  std::function<at::Tensor(const at::Tensor& x)> between_;
 };
 
 inline nn::AttentionOptions gpt_attention() {
@@ -77,7 +84,7 @@ inline nn::AttentionOptions gpt_attention() {
 
 class GptBlock : public nn::Module<GptBlock> {
  public:
-  explicit GptBlock(const GptOptions& o) {
+  explicit GptBlock(const GptOptions& o) : skips_drop_(o.skips_drop) {
     first_norm = register_module("first_norm", std::make_shared<nn::LayerNorm>(kGptHidden));
     attn = register_module("attn", std::make_shared<nn::Attention>(gpt_attention()));
     second_norm = register_module("second_norm", std::make_shared<nn::LayerNorm>(kGptHidden));
@@ -85,6 +92,10 @@ class GptBlock : public nn::Module<GptBlock> {
     drop = register_module("drop", std::make_shared<nn::Dropout>(o.dropout));
   }
   at::Tensor forward(const at::Tensor& x) {
+    if (skips_drop_(x)) {
+      const at::Tensor h = x + (*attn)((*first_norm)(x));
+      return h + (*mlp)((*second_norm)(h));
+    }
     const at::Tensor h = x + (*drop)((*attn)((*first_norm)(x)));
     return h + (*drop)((*mlp)((*second_norm)(h)));
   }
@@ -92,6 +103,9 @@ class GptBlock : public nn::Module<GptBlock> {
   std::shared_ptr<nn::Attention> attn;
   std::shared_ptr<GptMlp> mlp;
   std::shared_ptr<nn::Dropout> drop;
+
+ private:
+  std::function<bool(const at::Tensor& x)> skips_drop_;
 };
 
 /// tokens (batch, tokens) -> logits (batch, tokens, vocabulary).

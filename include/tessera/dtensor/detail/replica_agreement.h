@@ -17,7 +17,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Ranks that are to have equal copies of something.
+/// Ranks that must have equal copies.
 struct Peers {
   comm::Communicator* group = nullptr;  ///< of these ranks
   std::vector<int> ranks;               ///< world ranks, in the order of the group
@@ -40,11 +40,11 @@ struct Replica {
   at::Tensor local;  ///< plain, on this rank; undefined: this rank has none
 };
 
-/// How equal copies are to be.
+/// How copies are compared.
 enum class Equality : std::uint8_t {
   kBitwise,
-  /// Differences are allowed that sums in another order may make: up to the square root of the
-  /// type's epsilon, as a share of the largest value near by.
+  /// Allows the differences that another order of summation may cause: up to the square root of the
+  /// type's epsilon, relative to the largest value in the block.
   kRounded,
 };
 

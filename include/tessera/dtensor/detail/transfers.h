@@ -25,9 +25,9 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
 namespace tessera::detail {
 
-/// Calls `callback` when the current backward has ended, on behalf of the rank that calls this: its
-/// counts, random numbers and waits are this rank's, on any thread of autograd. From within a
-/// backward or such a callback; then it is called after those that were queued before.
+/// Calls `callback` when the current backward has ended, with the state of the calling rank
+/// (counts, random numbers, waits), on any thread of autograd. Must be called within a backward or
+/// such a callback. Callbacks run in the order of these calls.
 void call_at_end_of_backward(std::function<void()> callback);
 
 }  // namespace tessera::detail

@@ -17,8 +17,8 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // The stores of c10d, in which the ranks of a job find each other. c10d is documented for Python
-// alone; its C++ headers warn that they may change. Only `comm` uses it, as all headers that begin
-// with c10d_.
+// alone; its C++ headers warn that they may change. Only `comm` includes this
+// header and c10d_nccl.h.
 //
 // No version differs in what is used.
 //
@@ -30,8 +30,7 @@ using StorePtr = c10::intrusive_ptr<Store>;
 /// In this process.
 StorePtr memory_store();
 
-/// Whether `store`, or that below its prefixes, is a memory_store(): its calls do not wait for
-/// anybody.
+/// Whether `store`, without its prefixes, is a memory_store(). Its calls do not wait.
 bool is_in_memory(const StorePtr& store);
 
 /// Keys of `store` that begin with `prefix`.
@@ -44,12 +43,12 @@ struct TcpStore {
   std::optional<int> listens_on = std::nullopt;  ///< a bound socket, which the server takes over
   std::chrono::milliseconds timeout{0};
 };
-/// Does not wait for other ranks. A client waits without end for the first answer of whatever
-/// listens on the port.
+/// Does not wait for other ranks. A client waits without a time-out for the first answer of the
+/// process that listens on the port.
 StorePtr connect_store(const TcpStore& where);
 
-// c10d's process groups, as Gloo's and NCCL's are alike: tensors in, a Work out. As with stores,
-// documented for Python alone, where torch.distributed calls them by an operator of the dispatcher.
+// c10d's process groups, with the interface that Gloo and NCCL share. Documented for Python alone,
+// where torch.distributed calls them through an operator of the dispatcher.
 //
 // No version differs in what is used. Some of these functions may get other names: of 2.15 the
 // headers have both.
@@ -59,13 +58,13 @@ StorePtr connect_store(const TcpStore& where);
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// wait(time) throws where that is over, as where the operation has failed; isCompleted() tells.
+/// wait(time) throws after the time-out and after a failure; isCompleted() distinguishes them.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
 using GroupReduceOp = c10d::ReduceOp;
 
-// Each is collective, and keeps its tensors until the work is done.
+// Each is collective, and owns its tensors until the work is done.
 
 GroupWorkPtr start_all_gather(Group& group, at::Tensor output, at::Tensor input);
 GroupWorkPtr start_all_gather(Group& group, std::vector<at::Tensor> outputs,
@@ -100,10 +99,10 @@ struct GlooPlace {
 /// Collective; `store` is this group's alone.
 GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 
-// Filters libtorch's log: beside an error that the library reports in one line, libtorch's stores
+// Filters libtorch's log: after an error that the library reports in one line, libtorch's stores
 // and NCCL groups print pages. The log has one level for the process and no filter, and libtorch's
-// threads write at any time. Each message goes to std::cerr in one piece: so the filter replaces
-// its buffer, and holds back by severity and source file.
+// threads write at any time. Each message is one write to std::cerr, so the filter replaces the
+// buffer of std::cerr and drops messages by severity and source file.
 //
 // No version differs in the form of a line or the names of the files.
 //
@@ -119,7 +118,7 @@ class QuietLog {
   ~QuietLog();
 };
 
-/// Has TORCH_CPP_LOG_LEVEL count, which libtorch leaves to Python.
+/// Applies TORCH_CPP_LOG_LEVEL, which libtorch reads only in Python.
 void read_log_level();
 
 }  // namespace tessera::detail

@@ -17,8 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A group of NCCL's, through c10d's ProcessGroupNCCL, whose streams, memory pool and flight record
-// libtorch's own code knows. NCCL alone would be public, without them.
+// A group of NCCL through c10d's ProcessGroupNCCL, which has libtorch's streams, memory pool and
+// flight record. The public interface of NCCL has none of these.
 //
 // For libtessera_cuda.so: its sources define USE_C10D_NCCL, and have the header of libtorch's NCCL.
 //
@@ -56,17 +56,17 @@ inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGrou
   return c10::make_intrusive<NcclProcessGroup>(store, place.rank, place.size, std::move(options));
 }
 
-/// Connects a GPU of a group at once, and not in its first collective. Collective.
+/// Connects a GPU of a group now instead of in its first collective. Collective.
 inline void connect_gpu(NcclProcessGroup& group, c10::Device device) {
   group.eagerConnectSingleDevice(device);
 }
 
-/// That of the GPU which is connected.
+/// The communicator of the connected GPU.
 inline ncclComm_t communicator_of(NcclProcessGroup& group) {
   return reinterpret_cast<ncclComm_t>(group.getCommPtr());
 }
 
-/// As NCCL_VERSION_CODE counts. libtorch packs three numbers into one.
+/// In the format of NCCL_VERSION_CODE. libtorch packs three numbers into one.
 inline int nccl_of_libtorch() {
   const std::uint64_t packed = torch::cuda::nccl::version();
   constexpr std::uint64_t kPart = 0xffff;

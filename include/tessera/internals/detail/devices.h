@@ -22,13 +22,13 @@ namespace tessera::detail {
 //
 // Canary: DevicesCanary.
 
-/// That this thread uses.
+/// The stream that this thread uses.
 c10::DeviceIndex current_device(c10::DeviceType type);
 c10::Stream current_stream(c10::Device device);
-/// Waits for all that was started on it.
+/// Waits for all work of the stream.
 void synchronize(c10::Device device);
 
-/// What libtorch's caching allocator has of a device.
+/// The memory that libtorch's caching allocator has on a device.
 struct CachedMemory {
   std::int64_t peak_reserved = 0;  ///< the limit for larger batches
   std::int64_t peak_active = 0;    ///< what the program needs
@@ -57,32 +57,31 @@ struct CudnnVersions {
 /// nullopt: libtorch has none.
 std::optional<CudnnVersions> cudnn_versions();
 
-// An allocator in front of libtorch's own for the CPU. c10::Allocator is to be derived from; that
-// the process uses one, before others that were set, is a function that libtorch exports without
-// documentation.
+// Replaces libtorch's allocator for the CPU. Deriving from c10::Allocator is public. Setting an
+// allocator for the process is a function that libtorch exports without documentation.
 //
 // No version differs.
 //
 // Canary: CpuAllocatorCanary.
 
 c10::Allocator* cpu_allocator();
-/// For good: tensors may outlive main(), and so must `allocator`.
+/// It cannot be undone: tensors may outlive main(), and so must `allocator`.
 void set_cpu_allocator(c10::Allocator* allocator);
 
-// libtorch's profiler of operators and kernels, as torch.profiler in Python drives it. In C++ it
-// has a class for the legacy one alone.
+// libtorch's profiler of operators and kernels, which torch.profiler uses in Python. In C++ only
+// the legacy profiler has a class.
 //
 // No version differs in what is used.
 //
 // Canary: KernelProfilerCanary.
 
-/// One at a time in a process, Python's included.
+/// At most one profile runs in a process, including profiles of Python.
 bool profiler_runs();
-/// `gpu`: its kernels too.
+/// `gpu`: also records the kernels of the GPU.
 void begin_profile(bool gpu);
-/// Drops what was recorded.
+/// Drops the record.
 void drop_profile();
-/// Writes it, as a Chrome trace, and ends the profile. Says nothing of what fails.
+/// Writes the record as a Chrome trace, and ends the profile. Errors are not reported.
 void save_profile(const std::string& file);
 
 }  // namespace tessera::detail

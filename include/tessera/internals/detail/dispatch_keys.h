@@ -17,13 +17,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Dispatch keys that libtorch defines for others, borrowed for this library. A new key would need a
-// place in libtorch's enum: there is no public way to add one, and PrivateUse1, the one that is
-// offered, is a device's, below the others.
+// Dispatch keys that libtorch defines for other uses, reserved for this library. There is no public
+// way to add a key to libtorch's enum. PrivateUse1, the public extension key, is the key of a
+// device, below the others.
 //
-// A key's place among the others says who sees a call first. To 2.14 Fake is below Python's keys,
-// from 2.15 above them: both are below autograd and above the backends. libtorch keeps Fake for
-// fake tensors, whose fallbacks are in Python only.
+// The order of keys decides which one sees a call first. To 2.14 Fake is below Python's keys,
+// from 2.15 above them: both are below autograd and above the backends. libtorch uses Fake for
+// fake tensors, whose fallbacks exist in Python only.
 //
 // Canary: LentKeysCanary.
 
@@ -38,12 +38,12 @@ inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 /// The key of a FakeMode: below that of distributed tensors, so that it sees local tensors.
 inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 
-/// The key of gradients that cannot be read: a tensor that has no other key.
+/// The key of placeholder tensors, which have no other key and cannot be read.
 inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
 
-// The dispatch keys that a thread includes and excludes, whatever tensors a call has. libtorch's
-// own scopes (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set certain keys only;
-// those of any key are in c10::impl.
+// The dispatch keys that a thread includes and excludes for every call. libtorch's public scopes
+// (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set certain keys only. The scopes
+// for any key are in c10::impl.
 //
 // Aliases and inline functions: every dispatch of a distributed tensor goes through them. No
 // version differs.
@@ -64,12 +64,12 @@ inline KeysOfThread keys_of_thread() {
   return c10::impl::tls_local_dispatch_key_set();
 }
 
-/// One look at the thread's own memory.
+/// Reads thread-local memory once.
 inline bool is_included(c10::DispatchKey key) {
   return c10::impl::tls_is_dispatch_key_included(key);
 }
 
-/// Whether autograd does not see the calls of this thread, as within its own kernels.
+/// Whether autograd does not see the calls of this thread, as in autograd's own kernels.
 inline bool is_below_autograd() {
   return c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
 }

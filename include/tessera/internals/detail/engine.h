@@ -1,9 +1,9 @@
-// Autograd's engine, with two functions of this library. One chooses the hooks with which a tensor
-// is kept for backward: libtorch's stack of such hooks holds only Python's objects, and in C++ it
-// calls its engine. The other finds the gradient of a parameter that another tensor stands in for:
-// a backward that a program asks for is a call of the engine.
+// Autograd's engine, with two functions of this library. One chooses the hooks for a tensor that is
+// saved for backward: libtorch's stack of saved-tensor hooks takes only Python objects, and in C++
+// libtorch calls the engine instead. The other finds the gradient of a parameter for which the
+// graph contains another tensor.
 //
-// The engine is replaced by libtorch's own means for Python's, set_default_engine_stub; a process
+// set_default_engine_stub, which libtorch uses for Python's engine, replaces the engine. A process
 // has one. To 2.12 graphs are owned by shared_ptr, from 2.13 by intrusive_ptr: not seen here.
 //
 // Canary: EngineCanary.
@@ -35,7 +35,7 @@ struct EngineAnswers {
   /// The hooks of the next tensor that autograd keeps on this thread; nullptr: it is saved
   /// unchanged.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
-  /// Does a call for given outputs, by one or more calls of libtorch's engine.
+  /// Computes a call for given outputs by one or more calls of libtorch's engine.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
@@ -52,8 +52,9 @@ class AnsweringEngine : public torch::autograd::Engine {
                         bool create_graph, bool accumulate, const edge_list& outputs) override;
 };
 
-/// Makes the process ask these; the first call decides. False if it has an engine already that is
-/// neither libtorch's own nor an AnsweringEngine, as Python's: replacing it would break its users.
+/// Installs these functions in the engine of the process. The first call decides. Returns false if
+/// the process has an engine that is neither libtorch's own nor an AnsweringEngine, such as
+/// Python's: replacing it would break its users.
 bool install_engine(const EngineAnswers& answers);
 
 }  // namespace tessera::detail

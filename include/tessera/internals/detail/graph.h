@@ -22,13 +22,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Nodes of autograd's graph, as our own functions make them. libtorch gives users one way to add a
-// function to the graph, torch::autograd::Function, whose node keeps its values in a dictionary and
-// unpacks them one by one; the nodes below are members of a class, as libtorch's own.
+// Nodes of autograd's graph for our own functions. The public way to add a function to the graph is
+// torch::autograd::Function, whose node stores its values in a dictionary. The nodes below store
+// their values as members, as libtorch's own nodes do.
 //
 // To 2.12 nodes are owned by std::shared_ptr, and freed by deleteNode so that a long chain of nodes
 // that free each other does not overflow the stack. From 2.13 they are owned by c10::intrusive_ptr,
-// which sees to that itself.
+// which does this itself.
 //
 // Canary: GraphNodeCanary.
 
@@ -82,32 +82,31 @@ NodePtr<T> node_cast(const NodePtr<Node>& node) {
 
 #endif
 
-/// Whether autograd is to record a function of these tensors.
+/// Whether autograd must record a function of these tensors.
 template <class... Tensors>
 bool is_recorded(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// The edges of a node from whose backward gradients go to these tensors, or to a list of them.
+/// The edges of a node whose backward sends gradients to these tensors, or to a list of tensors.
 template <class... Tensors>
 void set_inputs(Node& node, const Tensors&... inputs) {
   node.set_next_edges(torch::autograd::collect_next_edges(inputs...));
 }
 
-/// Where the gradient of `tensor` goes.
+/// The edge to which the gradient of `tensor` goes.
 inline Edge edge_to(const at::Tensor& tensor) {
   return torch::autograd::impl::gradient_edge(tensor);
 }
 
-/// `output` is what the function has given, whose backward is `node`.
+/// Makes `node` the backward of `output`.
 inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// What a node of autograd's graph keeps of a tensor: without a cycle where it is the node's own
-// result, with the check that it was not written to since, and packed by hooks.
-// torch::autograd::Function keeps tensors so in a list that grows with each call; the library's
-// nodes have them as members.
+// A tensor that a node of autograd's graph saves for backward. It makes no cycle if the tensor is a
+// result of the node, it detects later writes, and saved-tensor hooks apply to it.
+// torch::autograd::Function has such tensors in a list; the library's nodes have them as members.
 //
 // To 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr: pointer_to() of
 // GraphNode gives either.
@@ -119,16 +118,16 @@ using torch::autograd::SavedVariable;
 /// How one tensor is saved instead; see engine.h.
 using torch::autograd::SavedVariableHooks;
 
-/// Whether hooks take what nodes that this thread makes now would keep.
+/// Whether saved-tensor hooks are active for nodes that this thread makes now.
 bool hooks_keep_tensors();
 
-// The node of a leaf in autograd's graph, which adds a gradient to the leaf's `.grad`. A node may
-// also add to it in its place, with its lock (OpenGradient). Another node may replace it: that of a
-// parameter that persists while another tensor stands in for it, so that autograd finds the
-// gradient that a program asks for. There is no public way to ask for such a node or to set one.
+// The node of a leaf in autograd's graph, which adds a gradient to the `.grad` of the leaf. Another
+// node may add to `.grad` itself, under the lock of the leaf's node (OpenGradient). The node of a
+// leaf may also be replaced: autograd then finds the gradient of a parameter for which the graph
+// contains another tensor. There is no public way to get or set this node.
 //
 // To 2.12 it is owned by shared_ptr, from 2.13 by intrusive_ptr. libtorch itself
-// holds it weakly, and makes one where there is none.
+// has only a weak pointer to it, and makes one if there is none.
 //
 // Canary: LeafNodeCanary.
 
@@ -155,15 +154,14 @@ using WeakNodePtr = std::weak_ptr<Node>;
 using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
-/// `.grad` of a leaf for a node whose result would only be added to it: the node may add to it
-/// within its computation instead, and return an undefined gradient. The leaf's node takes its lock
-/// for that, which this holds.
+/// `.grad` of a leaf, for a node whose result would only be added to it. The node may add its
+/// result directly, and return an undefined gradient. This object has the lock of the leaf's node.
 class OpenGradient {
  public:
-  /// For what `node`, which runs on this thread, returns for `edge`. There is none where anything
-  /// else would see the term: where the backward returns gradients or is recorded, where `edge`
-  /// leads to no leaf, or to one without a gradient, with hooks of the program, or of another
-  /// stream.
+  /// For the gradient that `node`, which runs on this thread, returns for `edge`. It is undefined
+  /// if other code could see that gradient: if the backward returns gradients or is recorded, or if
+  /// `edge` leads to no leaf, or to a leaf without `.grad`, with hooks of the program, or of
+  /// another stream.
   OpenGradient(Node& node, const Edge& edge);
   /// Undefined: there is none.
   const at::Tensor& tensor() const { return tensor_; }
@@ -173,19 +171,19 @@ class OpenGradient {
   at::Tensor tensor_;
 };
 
-/// Whoever calls keeps `node` alive.
+/// The caller keeps `node` alive.
 inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
   torch::autograd::impl::set_grad_accumulator(leaf, WeakNodePtr(node));
 }
 
-// Calls before and after a node of autograd's graph runs. Public are hooks on tensors, which run
-// before the node that made one, and see no other end of it; those on nodes are Python's alone.
+// Calls before and after a node of autograd's graph runs. Public in C++ are hooks on tensors, which
+// run before the node that made the tensor. Hooks on nodes are public in Python only.
 //
 // No version differs.
 //
 // Canary: NodeHooksCanary.
 
-/// Both run on the thread on which the node does; gradients pass as they are.
+/// Both run on the thread of the node. Gradients pass unchanged.
 void watch_node(Node& node, std::function<void()> before, std::function<void()> after);
 
 // The numbers of the nodes of autograd's graph. Its engine runs the ready node with the highest
@@ -200,7 +198,7 @@ void watch_node(Node& node, std::function<void()> before, std::function<void()> 
 inline std::uint64_t next_sequence_number() {
   return at::sequence_number::peek();
 }
-/// The same, which no node gets then but one that is made with it.
+/// As next_sequence_number(), and takes the number: no other node gets it.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }

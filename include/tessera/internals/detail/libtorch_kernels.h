@@ -26,9 +26,9 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// libtorch's compositions of operators, called directly: an operator that the library has a kernel
-// for goes to that kernel on a distributed tensor, and the kernel then calls the composition. at::
-// has only the call that dispatches.
+// libtorch's compositions of operators, called directly. For some operators the library registers a
+// kernel that then calls libtorch's composition. at:: has only the call that dispatches, and would
+// call that kernel again.
 //
 // A new version may write a composition differently. The tests of operators find reads of memory,
 // or plain tensors, inside one; this canary sees only that each exists and is still a composition.
@@ -37,11 +37,10 @@ namespace tessera::detail {
 
 namespace composite = at::compositeimplicitautograd;
 
-// Products of matrices on a CPU, past the dispatcher: as libtorch computes them, for a kernel that
-// stands before them; and of fp32 by oneDNN, which libtorch takes only where its user lets fp32 be
-// computed in fewer bits. Of oneDNN's products those with a name (mkldnn::_linear_pointwise)
-// neither add to their result nor write where they are told. The function behind libtorch's own is
-// exported, and in no header.
+// Products of matrices on a CPU, called past the dispatcher: libtorch's own, and oneDNN's in fp32,
+// which libtorch uses only if the user allows fp32 in fewer bits. The public operators of oneDNN
+// (mkldnn::_linear_pointwise) neither add to a result nor write to a given one. The function that
+// libtorch uses is exported, but in no header.
 //
 // No version differs.
 //
@@ -49,7 +48,7 @@ namespace composite = at::compositeimplicitautograd;
 
 namespace libtorch_cpu = at::cpu;
 
-/// Whether this libtorch has oneDNN and its user lets it be used (torch.backends.mkldnn).
+/// Whether this libtorch has oneDNN and the user has not disabled it (torch.backends.mkldnn).
 bool has_onednn();
 
 /// result = beta * result + alpha * a b, of fp32 matrices. `a` and `b` are contiguous or the
@@ -65,15 +64,15 @@ void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& 
 //
 // Canary: UnboxedCallCanary.
 
-/// What an operator of this type has left on the stack.
+/// The results that an operator of this type has left on the stack.
 template <class Result>
 Result take_result(torch::jit::Stack& stack) {
   return c10::impl::PopResult<Result>::call(stack);
 }
 
-// A kernel of autograd for an operator that has no gradient: a backward that comes to it throws,
-// and a tensor that does not need one passes. In Python an operator without a formula gets it; in
-// C++ it is a function that libtorch exports without documentation.
+// An autograd kernel for an operator without a gradient: a backward through it throws; tensors that
+// need no gradient pass. In Python an operator without a formula gets this kernel. In C++ it is a
+// function that libtorch exports without documentation.
 //
 // No version differs.
 //
@@ -81,9 +80,9 @@ Result take_result(torch::jit::Stack& stack) {
 
 torch::CppFunction refuse_gradient();
 
-// Sizes and strides as libtorch computes them within its operators: of a convolution, of a view,
-// and a meta tensor of given strides without a dispatch. Public is the operator, which needs a
-// tensor on a device that has a kernel for it.
+// Sizes and strides as libtorch's operators compute them: of a convolution and of a view; and a
+// meta tensor of given strides, without a dispatch. Only the operators are public, and they need a
+// tensor on a device with a kernel.
 //
 // No version differs.
 //
@@ -100,7 +99,7 @@ struct Convolution {
 std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArrayRef weight,
                                             const Convolution& of);
 
-/// The strides of a view with these sizes; nullopt where it would need a copy.
+/// The strides of a view with these sizes; nullopt if the view needs a copy.
 std::optional<std::vector<std::int64_t>> strides_of_view(const at::Tensor& tensor,
                                                          c10::IntArrayRef sizes);
 

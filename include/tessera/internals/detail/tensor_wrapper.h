@@ -18,8 +18,8 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // A tensor that has sizes, strides and autograd's state, but no memory: it wraps another tensor.
-// libtorch's public way to make a tensor type of one's own is __torch_dispatch__, in Python; in C++
-// it is a subclass of c10::TensorImpl, whose fields a wrapper fills in itself.
+// The public way to define a tensor type is __torch_dispatch__, in Python. In C++ it needs a
+// subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
 // Inline: a wrapper is made for every result of every operator. No version differs in what is used.
 //
@@ -41,7 +41,7 @@ class TensorWrapper : public c10::TensorImpl {
 
   /// Autograd's state is there: the tensor requires a gradient, or has a history.
   bool has_autograd_state() const { return autograd_meta() != nullptr; }
-  /// Has a tensor that comes later to be inside count with the wrapper.
+  /// Makes a tensor that becomes the inner one later share the wrapper's count of writes.
   void give_count_to(const at::Tensor& inner) const {
     if (version_counter().enabled() && !inner.is_inference()) {
       inner.unsafeGetTensorImpl()->set_version_counter(version_counter());
@@ -51,17 +51,17 @@ class TensorWrapper : public c10::TensorImpl {
  protected:
   /// Another wrapper of the same tensor, for detach() and the like.
   virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
-  /// What set_data does. nullptr: of a tensor that is no wrapper, and has fields that this lacks.
+  /// For set_data. nullptr: the other tensor is no wrapper.
   virtual void assign(const TensorWrapper* other) = 0;
 
-  /// Has the device of `inner`. Its sizes are still to be set, and with whom it counts writes.
+  /// Has the device of `inner`. The caller sets the sizes and the count of writes.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype)
       : TensorImpl(keys_of(inner), c10::scalarTypeToTypeMeta(dtype), inner.device()) {
     set_storage_access_should_throw();
   }
 
-  /// The same, cheaper, for an `inner` with memory that is no inference tensor: it counts with that
-  /// already.
+  /// The same, faster, for an `inner` that has memory and is no inference tensor. The wrapper
+  /// shares its count of writes.
   ///
   /// This constructor of TensorImpl takes the keys unchanged. Without autograd's keys it makes no
   /// version counter, which is replaced in any case: that saves an allocation on every call. It
@@ -76,7 +76,7 @@ class TensorWrapper : public c10::TensorImpl {
     version_counter_ = inner.unsafeGetTensorImpl()->version_counter();
   }
 
-  /// What set_sizes_and_strides would compute.
+  /// Sets what set_sizes_and_strides would compute.
   void set_shape(c10::IntArrayRef sizes, c10::IntArrayRef strides, const ShapeGeometry& geometry) {
     sizes_and_strides_.set_sizes(sizes);
     std::copy(strides.begin(), strides.end(), sizes_and_strides_.strides_begin());
@@ -103,7 +103,7 @@ class TensorWrapper : public c10::TensorImpl {
     key_set_ = other.key_set_;
   }
 
-  /// libtorch's message when data_ptr() is called. Not for two threads at a time.
+  /// Sets libtorch's message for calls of data_ptr(). Not thread safe.
   void set_memory_error(std::string message) {
     if (extra_meta_ == nullptr) {
       extra_meta_ = std::make_unique<c10::ExtraMeta>();
@@ -139,7 +139,7 @@ class TensorWrapper : public c10::TensorImpl {
   }
 };
 
-/// `tensor` as the wrapper `Wrapper`, a final class, or nullptr. By type, not by key: set_data
+/// `tensor` as a `Wrapper`, a final class, or nullptr. Compares the type, not the key: set_data
 /// copies keys.
 template <class Wrapper>
 Wrapper* wrapper_cast(const at::TensorBase& tensor) {
@@ -150,19 +150,19 @@ Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   return &typeid(*impl) == &typeid(Wrapper) ? static_cast<Wrapper*>(impl) : nullptr;
 }
 
-/// An empty one where the tensor has none; Tensor::storage() throws there.
+/// Empty if the tensor has none, where Tensor::storage() throws.
 inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
 
-/// Has autograd differentiate a write through a view by replaying the view, which a wrapper's
-/// operators can do, instead of by as_strided, which needs memory. A setting of the thread, which
-/// guards of libtorch restore.
+/// Makes autograd differentiate a write through a view by replaying the view, which works for
+/// wrappers, instead of by as_strided, which needs memory. A setting of the thread, which
+/// libtorch's guards restore.
 void replay_views();
 
-// A tensor that is only stored, not read: every operator on it reaches the library's fallback, by a
-// key that no other tensor has (dispatch_keys.h). No public function makes a tensor without any
-// backend's key.
+// A tensor that is only stored, not read. Every operator on it reaches the library's fallback,
+// through a key that no other tensor has (dispatch_keys.h). No public function makes a tensor
+// without any backend's key.
 //
 // No version differs.
 //
@@ -170,13 +170,13 @@ void replay_views();
 
 class PlaceholderTensor : public c10::TensorImpl {
  public:
-  /// Has the sizes, type and device of `like`, for messages, which tell them.
+  /// Has the sizes, type and device of `like`, for messages.
   explicit PlaceholderTensor(const at::Tensor& like);
 
-  /// Throws what is wrong with reading it.
+  /// Throws the error for reading it.
   [[noreturn]] virtual void refuse() const = 0;
 
-  // What Tensor::data() does, with which some optimizers begin.
+  // For Tensor::data(), which some optimizers call first.
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
                                                          bool) const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,

@@ -15,34 +15,34 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A tensor's count of writes, by which autograd refuses a tensor that has changed since it was
-// saved. Only Tensor::_version() is public, and it throws for an inference tensor. Writes that no
-// operator makes must be counted explicitly, and a wrapper shares the counter of its inner tensor.
+// The count of writes of a tensor, with which autograd detects a saved tensor that has changed.
+// Only Tensor::_version() is public, and it throws for an inference tensor. Writes that no operator
+// makes must be counted explicitly, and a wrapper shares the counter of its inner tensor.
 //
 // Inline: views share counters on the hot path. No version differs.
 //
 // Canary: VersionCounterCanary.
 
-/// 0 where it counts nothing: for a tensor made in inference mode.
+/// 0 for a tensor made in inference mode, which has no count.
 inline std::uint32_t writes_of(const at::TensorBase& tensor) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   return counter.enabled() ? counter.current_version() : 0;
 }
 
-/// For a write that no operator has made. Throws for a tensor that counts nothing, but in inference
-/// mode, where it does nothing.
+/// Counts a write that no operator made. For a tensor without a count it throws, or does nothing in
+/// inference mode.
 inline void count_write(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-/// From now on a write to one is a write to both. Both must count.
+/// From now on a write to one counts for both. Both must have a count.
 inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other) {
   tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
 
 // Another tensor of the same memory, sizes and count of writes, without autograd's state.
-// Tensor::detach() is an operator, which modes see and which counts writes as a view; and
-// variable_data() counts apart.
+// Tensor::detach() is an operator that modes see, and makes a view; variable_data() has a separate
+// count.
 //
 // No version differs.
 //
@@ -68,25 +68,24 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
   return tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(other.key_set());
 }
 
-// Which tensor a handle holds. Tensor::is_same() compares two handles; to look one up in a table,
-// to hold it weakly, or to come from the impl back to a handle, needs the address itself.
+// The identity of a tensor. Tensor::is_same() compares two handles. A table of tensors, a weak
+// reference, or the way from an impl to a handle needs the address itself.
 //
 // No version differs.
 //
 // Canary: TensorIdentityCanary.
 
-/// Equal for handles of one tensor as long as one of them lives.
+/// Equal for handles of one tensor while one of them exists.
 using TensorIdentity = const c10::TensorImpl*;
 inline TensorIdentity identity_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl();
 }
 
-/// A tensor that this keeps no memory of: lock() gives it, or nullptr once it is gone. A new tensor
-/// at its address is not taken for it.
+/// A weak reference to a tensor. A new tensor at the same address is not mistaken for it.
 class WeakTensor {
  public:
   explicit WeakTensor(const at::Tensor& tensor) : impl_(tensor.getIntrusivePtr()) {}
-  /// Undefined once it is gone.
+  /// The tensor; undefined after it was freed.
   at::Tensor lock() const {
     auto impl = impl_.lock();
     return impl ? at::Tensor(std::move(impl)) : at::Tensor();
@@ -96,7 +95,7 @@ class WeakTensor {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl_;
 };
 
-/// A handle of the tensor whose impl asks, which somebody holds.
+/// A handle of the tensor with this impl, which another handle owns.
 inline at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
 }
@@ -107,28 +106,27 @@ Impl* impl_cast(const at::TensorBase& tensor) {
   return dynamic_cast<Impl*>(tensor.unsafeGetTensorImpl());
 }
 
-// What autograd has on record of a tensor: its name, whether it is a leaf that is trained, and of
-// which tensor it is a view. Tensor::name() only reads; is_leaf() and requires_grad() together cost
-// two virtual calls, at every first use; and _base() is of the views that have a derivative alone.
+// Autograd's record of a tensor: its name, whether it is a trainable leaf, and the base of a view.
+// Tensor::name() only reads. is_leaf() and requires_grad() cost two virtual calls. _base() works
+// only for differentiable views.
 //
 // No version differs.
 //
 // Canary: AutogradRecordCanary.
 
-/// Tensor::name() then returns it.
+/// Sets the result of Tensor::name().
 void set_name(const at::Tensor& tensor, const std::string& name);
 
-/// `impl` has autograd's state. True for a leaf alone: other tensors require a gradient by their
-/// node.
+/// `impl` must have autograd's state.
 bool is_trainable_leaf(const c10::TensorImpl& impl);
 
-/// The tensor that `tensor` is a view of, however indirectly, or itself.
+/// The tensor of which `tensor` is a view, directly or not; else `tensor`.
 const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 
-// A tensor that libtorch has made of a number, as at::mul(x, 2.0) of its 2.0. It does not decide
-// the type of a result as other tensors do. Only the tensor's impl says so.
+// Whether libtorch made a tensor from a number, as at::mul(x, 2.0) does from 2.0. Such a tensor
+// does not determine the type of a result as other tensors do. Only the impl has this flag.
 //
-// Inline: the key of every call asks. No version differs.
+// Inline: read for the key of every call. No version differs.
 //
 // Canary: WrappedNumberCanary.
 
@@ -148,14 +146,14 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
 //
 // Canary: GuardedViewCanary.
 
-/// libtorch refuses to change it in place: its node would be lost, and `tensor` would have new
-/// values with its old history. It has no history yet.
+/// libtorch refuses to change it in place, which would lose its node and change `tensor` without
+/// its history. The view has no history yet.
 at::Tensor guarded_view(const at::Tensor& tensor);
 
-// Memory that goes and comes back under tensors that stay, and tensors that move to other memory:
-// what PyTorch calls storage resize. Public are Tensor::set_(), an operator, which counts as a
-// write and resizes a storage that is too small, and set_data(), which replaces the tensor's state.
-// Here no operator runs: no version counter moves, and autograd accepts what it has saved.
+// Frees and allocates the memory of existing tensors, and moves tensors to other memory. PyTorch
+// calls this storage resize. The public functions are Tensor::set_(), an operator that counts as a
+// write, and set_data(), which replaces the state of the tensor. Here no operator runs: no count of
+// writes changes, and autograd accepts its saved tensors.
 //
 // No version differs in what is used. From 2.15 a storage materializes its data when it is asked
 // for; memory that is set here is not of that kind.
@@ -164,27 +162,27 @@ at::Tensor guarded_view(const at::Tensor& tensor);
 
 /// Sets the memory of `storage`; its old memory is freed.
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes);
-/// Tensors keep their sizes and strides; nothing may read them then.
+/// Tensors keep their sizes and strides. They must not be read until memory is set again.
 void free_memory(const c10::Storage& storage);
 /// Whether the elements of a plain tensor have memory now.
 inline bool has_memory(const at::Tensor& tensor) {
   return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
 }
 
-/// `tensor`, the same object, uses the memory of `storage` from `offset` on, counted in elements.
-/// Sizes, strides and type stay.
+/// Makes `tensor`, the same object, use the memory of `storage` from `offset`, in elements. Sizes,
+/// strides and type stay.
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset);
 
-/// A contiguous tensor of a storage that may be without memory now.
+/// A contiguous tensor of a storage, which may have no memory at the moment.
 at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::IntArrayRef sizes,
                        c10::ScalarType dtype);
 
-/// Gives a tensor that an operator has resized its sizes back; its memory is large enough.
+/// Restores the sizes of a tensor that an operator has resized. Its memory must be large enough.
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
-// What sizes and strides imply: the fields that libtorch computes for every tensor. Computed once
-// for many tensors, and copied into each (tensor_wrapper.h). A Tensor answers for most of them, one
-// by one, each by a virtual call; "channels last, but not contiguous so" is in no public function.
+// The fields of a tensor that follow from its sizes and strides. They are computed once for many
+// tensors, and copied into each (tensor_wrapper.h). Most have a public function, each a virtual
+// call; "channels last, but not contiguous" has none.
 //
 // No version differs.
 //

@@ -38,16 +38,16 @@ enum class Carried : std::uint8_t {
 /// The same in every call and every library of the process.
 c10::DebugInfoKind kind_of(Carried what);
 
-/// While it exists, `value` is in force on this thread, and on autograd's threads while they run a
-/// backward that this thread calls: with CUDA that is another thread than the one that calls. Inner
-/// scopes replace outer ones; scopes end in reverse order, on the thread that began them.
+/// While it exists, `value` is active on this thread, and on autograd's threads while they run a
+/// backward that this thread calls. (With CUDA a backward runs on another thread.) Inner scopes
+/// replace outer ones. Scopes end in reverse order, on the thread that began them.
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
   explicit CarriedScope(T value)
       : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
 
-  /// The value in force, or nullptr. Valid as long as its scope.
+  /// The active value, or nullptr. Valid while its scope exists.
   static const T* active() {
     const c10::DebugInfoBase* found = c10::ThreadLocalDebugInfo::get(kind_of(kWhat));
     return found == nullptr ? nullptr : &static_cast<const Value*>(found)->value;

@@ -16,32 +16,31 @@ namespace tessera::nn {
 
 namespace detail {
 
-/// Names of a module's own parameters and buffers, and the members of its class that hold them.
+/// Names of a module's own parameters and buffers, and the members of its class with these tensors.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// Adds what is known of a module of one class; nothing for a module of another one.
+/// Adds the members of a module of one class. Adds nothing for a module of another class.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
-/// A module of ours whose parameters are those of a module of libtorch's.
+/// A module with the parameters of a module of libtorch.
 class AdoptsModule {
  public:
   virtual ~AdoptsModule() = default;
   virtual const torch::nn::Module& adopted_module() const = 0;
 };
 
-/// Takes a module for one holder alone, until what is returned is gone. Throws Error where another
-/// has it: the two would split its parameters each for itself.
+/// Claims a module for one owner, until the returned pointer is destroyed. Throws Error if another
+/// owner has claimed it: both would shard its parameters separately.
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
-/// Fills the parameters and buffers that `module` has itself with what libtorch's class begins
-/// with; `holder` has the slots. Does nothing for a class that is not libtorch's.
+/// Fills the own parameters and buffers of `module` with the initial values of libtorch's class.
+/// `holder` has the slots. Does nothing for other classes.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 
 }  // namespace detail
 
-/// A module inside of one that nn::Hooked holds: its parameters in slots, under libtorch's names.
-/// What holds it calls the module itself, so that hooks of this one never run. Not called, and not
-/// copied.
+/// A module inside an adopted one: its parameters in slots, under libtorch's names. The module
+/// around it calls libtorch's module directly, so that hooks of this one never run.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;

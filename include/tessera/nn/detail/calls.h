@@ -9,8 +9,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// Attached to a module by a higher layer: what an error that passes a call of it, or of a module
-/// below, is said to be in: "unit 'layers.0'".
+/// Attached to a module by a higher layer: the context that an error of a call gets in its message,
+/// for example "unit 'layers.0'".
 struct CallContext {
   std::function<std::string()> text;
 };
@@ -31,8 +31,7 @@ const ModuleBase* outermost_call();
 }  // namespace detail
 
 /// How many data-parallel ranks shared the batch of this thread's last forward in training; 1
-/// before any. What follows the model in the program, a loss above all, learns so that it has a
-/// part.
+/// before the first. Losses read it, to know that they have a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 

@@ -28,12 +28,12 @@ PlaceholderGradient* placeholder(const at::Tensor& gradient);
 using tessera::detail::BackwardCall;
 using tessera::detail::RunBackward;
 
-/// Where autograd looks for the gradient of a parameter that persists while another tensor stands
-/// in for it in forward. In a graph of the parameter itself it is libtorch's own node.
+/// The gradient node of a persistent parameter (a shard) while forward uses another tensor (the
+/// unsharded one). In a graph of the parameter itself autograd uses libtorch's own node.
 class StandInGradient : public tessera::detail::LeafNode {
  public:
   using tessera::detail::LeafNode::LeafNode;
-  /// Does `call`, whose outputs hold this, by one or more calls of libtorch's engine, `run`.
+  /// Executes `call`, whose outputs include this node, by calls of libtorch's engine, `run`.
   virtual tessera::detail::variable_list execute(const BackwardCall& call,
                                                  const RunBackward& run) = 0;
 };

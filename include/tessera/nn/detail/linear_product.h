@@ -13,12 +13,12 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// Products of Linears with one x. Backward adds the terms of x's gradient in the products
-/// themselves (`addmm_` with beta = 1), where no communication is due and it is not recorded.
+/// Products of Linears with one x. In backward the products add the terms of x's gradient (`addmm_`
+/// with beta = 1), if they need no communication and are not recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
-  /// As linear_product(); also of another x, which has a gradient by itself.
+  /// As linear_product(). Another x has a separate gradient.
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
@@ -27,14 +27,14 @@ using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
 /// That of linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
 
-/// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is kept,
-/// as a KeptTensor, for the weight's gradient.
+/// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for
+/// the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// The same in fp8 (convert_to_fp8), whose gradients are those of fp8_linear().
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// sum + a b of matrices, in the memory of `sum` where no communication is due and no backward is
+/// sum + a b of matrices, in the memory of `sum` if there is no communication and no backward is
 /// recorded; `sum` may be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
@@ -46,11 +46,11 @@ class SharedInputNode final : public tessera::detail::Node {
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether its gradient is that of x as it is now: a write in place gives x another.
+  /// Whether its gradient is that of the current x: a write in place gives x another gradient edge.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
   /// In the order of edge_of().
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
-  /// Where the gradient of its result goes.
+  /// The edge for the gradient of a result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
     return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
   }
@@ -70,11 +70,10 @@ class SharedInputNode final : public tessera::detail::Node {
   std::vector<Weight> weights_;
 };
 
-/// What `node`, which runs, returns for the weight of a product, its `output`-th input: the product
-/// of rows^T, (out, tokens), and x, (tokens, in). Undefined where that product was added to the
-/// weight's gradient as it was computed: in a whole backward, to a gradient of the same type,
-/// layout and mesh that no hook of the program sees terms of. Local, but what aten::mm
-/// communicates.
+/// The gradient that the running `node` returns for the weight of a product, its `output`-th input:
+/// the product of rows^T, (out, tokens), and x, (tokens, in). Undefined if the product was added
+/// directly to the weight's gradient. This needs a backward of all leaves, a gradient of the same
+/// type, layout and mesh, and no hook on single terms. Communicates only what aten::mm does.
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x);
 

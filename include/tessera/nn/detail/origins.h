@@ -16,9 +16,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-// Parts of one parameter must be parts of one tensor: of one that all ranks had, or of one seed.
-// Their values do not show that: parts of other tensors fit together as well. So ranks compare what
-// the parts were cut from, or filled by.
+// The shards of a parameter must be parts of one tensor, or come from one seed. Their values do not
+// show this. So ranks compare the origin of their shards: the tensor that was cut, or the seed.
 
 /// The origin of the parameters of a module. Attached to the modules that own them.
 struct Origins {
@@ -31,22 +30,23 @@ struct Origins {
 };
 
 std::int64_t origin_of_seed(std::uint64_t seed);
-/// A few positions along each dimension: of other random numbers, any would tell.
+/// From a few elements along each dimension: other random numbers differ in any of them.
 std::int64_t origin_of_values(at::Tensor whole);
 
-/// Notes where the values of the slot's persistent tensor come from.
+/// Records the origin of the slot's persistent tensor.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// 0: this rank has no part, or its values were written since, as by a load.
+/// 0: this rank has no shard, or the values were written afterwards, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
-/// "the shards of ... on rank 0 and rank 2 are parts of different tensors"; empty: of none. The
-/// ranks of the mesh give the same parameters, each as it is named in messages, with its origin.
-/// Collective, between the hosts. Throws Error, on all ranks, if some give more than others.
+/// "the shards of ... on rank 0 and rank 2 are parts of different tensors"; empty if there are
+/// none. All ranks of the mesh pass the same parameters: names for messages, and origins.
+/// Collective, between the hosts. Throws Error, on all ranks, if ranks pass different numbers of
+/// parameters.
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
-/// Grows with each write to `tensor`, or to its local part, that autograd sees. 0 for a tensor made
-/// in inference mode, which counts nothing.
+/// Grows with each write to `tensor` or its local tensor that autograd sees. 0 for a tensor that
+/// was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
 }  // namespace tessera::nn::detail

@@ -18,10 +18,10 @@ namespace tessera::nn {
 class SlotKeeper {
  public:
   virtual ~SlotKeeper() = default;
-  /// Whether `tensor` is the one that forward uses of the parameter, also while it is not shown.
+  /// Whether `tensor` is the unsharded parameter, also while the slot has the shard.
   virtual bool is_unsharded(const ParameterSlot& slot, const at::Tensor& tensor) const = 0;
-  /// Whether this rank's own gradient of the parameter, as it was before the last reduction, is
-  /// known not to be finite. Waits for the device.
+  /// Whether this rank's gradient of the parameter before the last reduction is known not to be
+  /// finite. Waits for the device.
   virtual bool brought_nonfinite(const ParameterSlot& slot) const = 0;
 };
 
@@ -29,7 +29,7 @@ class SlotKeeper {
 void drop_gradient(const ParameterSlot& slot);
 /// Whether forward uses, or has used, `tensor` as the parameter in `slot`.
 bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);
-/// SlotKeeper::brought_nonfinite() of whatever keeps the parameter in `slot`.
+/// SlotKeeper::brought_nonfinite() for the parameter in `slot`.
 bool brought_nonfinite(const ParameterSlot& slot);
 
 }  // namespace tessera::nn
@@ -37,8 +37,8 @@ bool brought_nonfinite(const ParameterSlot& slot);
 namespace tessera::nn::detail {
 
 /// The parameters below `module` with an FQN that matches one of the patterns (matches_fqn): a tied
-/// one by any of its FQNs. Throws Error for a pattern that matches none. `caller`: whom the message
-/// names.
+/// one by any of its FQNs. Throws Error for a pattern that matches none. `caller`: the name in
+/// messages.
 std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/comm/streams.h"
+#include "tessera/export.h"
+#include "tessera/observe/memory.h"
+
+TESSERA_API_BEGIN
+namespace tessera::observe {
+
+/// Follows the tensors on the host of the one rank of this process, from its construction on. One
+/// at a time; made on the thread that makes the steps, before the lanes of the model's units
+/// (memory_lanes) and the model.
+class MemoryLog final {
+ public:
+  /// The observer in `options` is replaced.
+  explicit MemoryLog(TensorMemoryOptions options);
+  ~MemoryLog();
+  MemoryLog(const MemoryLog&) = delete;
+  MemoryLog& operator=(const MemoryLog&) = delete;
+
+  /// Begins a step: the first one, or the one to examine. `where` returns the moment of a peak.
+  /// With `moments` it is called at each allocation, for StepMemory::moments.
+  void begin_step(std::function<std::string()> where, bool moments = false);
+  /// The phase of the last allocation.
+  MemoryPhase phase() const { return phase_; }
+  /// Lanes whose memory the log can distinguish: pass them to comm::set_host_streams. They forward
+  /// to `lanes`. The log must outlive them.
+  comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
+  /// The memory of this CPU tensor is a parameter's. Call it for all parameters.
+  void assign_parameter(const at::Tensor& tensor);
+
+  /// The memory of the step that began last, which must have ended. `on_host`: shards, gradients
+  /// and the optimizer's state are in the host's memory, and not counted in the peak.
+  StepMemory use(bool on_host) const;
+
+ private:
+  class Lanes;
+  class Count;
+  struct Block {
+    const void* data = nullptr;
+    std::int64_t bytes = 0;
+    MemoryPhase born = MemoryPhase::kSetup;
+    comm::Lane lane = comm::Lane::kCompute;
+    bool is_parameter = false;
+    /// The number of phases before, and before the block was freed: of one that lives, the highest.
+    int began = 0, ended = 0;
+    bool earlier = false;  ///< than the step
+  };
+  struct Event {
+    std::uint64_t number;
+    bool freed;
+    MemoryPhase phase;
+    std::size_t moment;  ///< in moments_
+  };
+
+  void note(const TensorBlock& block);
+  void note_peak();
+  void update_moment();
+  void update_phase();
+  static MemoryKind kind_of(const Block& block);
+
+  mutable std::mutex mutex_;
+  bool reserve_only_;
+  std::thread::id thread_ = std::this_thread::get_id();  ///< that makes the steps
+  std::unordered_map<std::uint64_t, Block> blocks_;
+  std::map<const void*, std::uint64_t> live_blocks_;  ///< by address
+  std::vector<Event> events_;                         ///< of the step
+  MemoryPhase phase_ = MemoryPhase::kSetup;
+  int phases_ = 0;
+  comm::Lane lane_ = comm::Lane::kCompute;
+  std::int64_t live_ = 0, peak_ = 0;
+  std::size_t peak_event_ = 0;
+  std::function<std::string()> where_;
+  std::string peak_moment_;
+  bool follows_moments_ = false;
+  std::vector<std::string> moments_{""};  ///< names
+  std::size_t moment_ = 0;                ///< that of the last allocation
+};
+
+}  // namespace tessera::observe
+TESSERA_API_END

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::nn {
+class ModuleBase;
+}
+
+namespace tessera::observe {
+
+/// How one parameter is distributed, seen from this rank.
+struct ShardingRow {
+  std::string name;
+  std::vector<std::int64_t> sizes;  ///< global
+  /// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor; the layout, as "[3:m0 x 2]", if no
+  /// list of placements describes it.
+  std::string placements;
+  std::vector<std::int64_t> local_sizes;  ///< on this rank
+  std::int64_t local_bytes = 0;
+};
+
+/// One row for each parameter of a module, in the module's order. For a parameter that FSDP
+/// manages it is the shard. Not collective.
+std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module);
+
+/// What a run is, besides its metrics.
+struct RunRecord {
+  std::string title{};
+  std::vector<std::pair<std::string, std::string>> configuration{};  ///< name, value
+  std::vector<ShardingRow> sharding{};
+};
+
+/// Writes the record as JSON: title, configuration {name: value}, sharding [{name, sizes,
+/// placements, local_sizes, local_bytes}]. tools/tessera_plot.py draws it with the metrics.
+/// Replaces an older file. Throws Error if the file can't be written.
+void write_run_record(const RunRecord& record, const std::filesystem::path& path);
+
+}  // namespace tessera::observe
+TESSERA_API_END

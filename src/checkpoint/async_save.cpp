@@ -1,0 +1,366 @@
+// Saves in the background: a copy of the state on the host, and a thread that writes it.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ranks.h"
+#include "save.h"
+#include "save_plan.h"
+#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/streams.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/detail/rounding.h"
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+struct Mapping {
+  void* memory = nullptr;
+  std::size_t size = 0;
+};
+
+/// Mappings that no save uses at the moment. The kernel may reclaim their pages (MADV_FREE). The
+/// next save reuses the remaining pages without clearing them.
+class KeptMappings {
+ public:
+  static KeptMappings& instance() {
+    static auto* const kept = new KeptMappings;  // a save may end after main()
+    return *kept;
+  }
+
+  /// A mapping of this size. If there is none, all others are unmapped: the state has changed.
+  Mapping take(std::size_t size) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(kept_, size, &Mapping::size);
+    if (found == kept_.end()) {
+      for (const Mapping& other : kept_) {
+        munmap(other.memory, other.size);
+      }
+      kept_.clear();
+      return {};
+    }
+    const Mapping mapping = *found;
+    kept_.erase(found);
+    return mapping;
+  }
+
+  void keep(const Mapping& mapping) {
+    madvise(mapping.memory, mapping.size, MADV_FREE);
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(mapping);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Mapping> kept_;
+};
+
+Mapping new_mapping(std::size_t size) {
+  void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
+                " bytes that a save in the background writes has no memory: ", std::strerror(errno),
+                ": save at once");
+  madvise(mapped, size, MADV_HUGEPAGE);  // a wish
+  return {mapped, size};
+}
+
+/// One mapping for all copies of a save, in pages of 2 MiB if the kernel has them: clearing 512
+/// small pages takes as long as the copy that fills them. When no tensor uses the mapping, the
+/// kernel may reclaim its pages; the next save of the same size reuses the remaining ones.
+class HostMemory {
+ public:
+  /// `bytes`: of all tensors, each rounded up by rounded(). Throws Error if the memory is short.
+  explicit HostMemory(std::int64_t bytes);
+
+  static std::int64_t rounded(std::int64_t bytes);
+  /// A contiguous tensor, whose values are not set.
+  at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype);
+
+ private:
+  std::shared_ptr<void> memory_;
+  std::int64_t bytes_;
+  std::int64_t taken_ = 0;
+};
+
+}  // namespace
+
+HostMemory::HostMemory(std::int64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  const auto size = static_cast<std::size_t>(bytes);
+  Mapping mapping = KeptMappings::instance().take(size);
+  if (mapping.memory == nullptr) {
+    mapping = new_mapping(size);
+  }
+  memory_ = std::shared_ptr<void>(mapping.memory,
+                                  [mapping](void*) { KeptMappings::instance().keep(mapping); });
+}
+
+std::int64_t HostMemory::rounded(std::int64_t bytes) {
+  constexpr std::int64_t kLine = 64;
+  return tessera::detail::round_up(bytes, kLine);
+}
+
+at::Tensor HostMemory::take(at::IntArrayRef sizes, c10::ScalarType dtype) {
+  const std::int64_t size =
+      rounded(c10::multiply_integers(sizes) * static_cast<std::int64_t>(c10::elementSize(dtype)));
+  TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes was to be put behind ", taken_,
+                " of ", bytes_);
+  std::byte* const place = static_cast<std::byte*>(memory_.get()) + taken_;
+  taken_ += size;
+  return at::from_blob(place, sizes, [memory = memory_](void*) {}, at::dtype(dtype));
+}
+
+/// A save on a separate thread. Thread safety: one thread at a time.
+class BackgroundSave {
+ public:
+  /// Makes the thread, which waits for begin(). Throws Error if that fails.
+  BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared);
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+  /// Waits; saves nothing if it has not begun. An error that was never thrown becomes a warning.
+  ~BackgroundSave();
+
+  /// To be called once, when all ranks have made their threads.
+  void begin();
+  bool done() const { return done_; }
+  /// Waits, and throws the error of the save.
+  void wait();
+  /// The same, but throws the error only once.
+  void wait_once();
+
+ private:
+  void join();
+  void run(PreparedSave prepared);
+
+  comm::CommunicatorPtr hosts_;
+  std::exception_ptr error_;
+  bool error_thrown_ = false;
+  std::atomic<bool> done_{false};
+  bool begun_ = false;
+  std::promise<bool> go_;  ///< whether to save
+  std::thread thread_;
+};
+
+namespace {
+
+/// Memory for the copies of blocks that are not on a GPU.
+HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
+  std::int64_t bytes = 0;
+  for (const ShardFile& file : files) {
+    for (const FileChunk& chunk : file.chunks) {
+      for (const RowBlock& block : chunk.blocks) {
+        if (!block.values.is_cuda()) {
+          bytes += HostMemory::rounded(block.values.numel() *
+                                       static_cast<std::int64_t>(c10::elementSize(chunk.dtype)));
+        }
+      }
+    }
+  }
+  return HostMemory(bytes);
+}
+
+/// Replaces the blocks by copies on the host; those of a GPU by copies in page-locked memory.
+/// Returns when the state may change.
+void copy_to_host(std::vector<ShardFile>& files) {
+  HostMemory memory = memory_for_copies(files);
+  std::optional<c10::Device> device;
+  for (ShardFile& file : files) {
+    for (FileChunk& chunk : file.chunks) {
+      for (RowBlock& block : chunk.blocks) {
+        const bool pinned = block.values.is_cuda();
+        const at::Tensor host =
+            pinned ? at::empty(block.values.sizes(), at::dtype(chunk.dtype).pinned_memory(true))
+                   : memory.take(block.values.sizes(), chunk.dtype);
+        host.copy_(block.values, /*non_blocking=*/pinned);
+        if (pinned) {
+          device = block.values.device();
+        }
+        block.values = host;
+      }
+    }
+  }
+  if (device) {
+    const comm::StreamsPtr streams = comm::make_streams(*device);
+    streams->synchronize(streams->record(comm::Lane::kCompute));
+  }
+}
+
+/// The pending save of each group. A save ends before its group is destroyed.
+class PendingSaves {
+ public:
+  static PendingSaves& instance() {
+    static PendingSaves saves;
+    return saves;
+  }
+
+  std::shared_ptr<BackgroundSave> of(const comm::Communicator& hosts) {
+    const std::lock_guard lock(mutex_);
+    const auto found = saves_.find(&hosts);
+    return found == saves_.end() ? nullptr : found->second.lock();
+  }
+
+  void set(const comm::Communicator& hosts, const std::shared_ptr<BackgroundSave>& save) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(saves_, [](const auto& entry) { return entry.second.expired(); });
+    saves_[&hosts] = save;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const comm::Communicator*, std::weak_ptr<BackgroundSave>> saves_;
+};
+
+}  // namespace
+
+BackgroundSave::BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared)
+    : hosts_(std::move(hosts)) {
+  try {
+    thread_ = std::thread([this, go = go_.get_future(), prepared = std::move(prepared)]() mutable {
+      if (go.get()) {
+        run(std::move(prepared));
+      }
+    });
+  } catch (const std::system_error& error) {
+    fail("a save in the background can't have a thread: ", error.what(),
+         ": allow the program more threads or memory, or save at once");
+  }
+}
+
+void BackgroundSave::run(PreparedSave prepared) {
+  const comm::CallerScope caller("checkpoint::async_save");
+  comm::take_warnings_of_thread();
+  try {
+    save_step(*hosts_, std::move(prepared));
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  done_ = true;
+}
+
+void BackgroundSave::begin() {
+  begun_ = true;
+  go_.set_value(true);
+}
+
+BackgroundSave::~BackgroundSave() {
+  if (!begun_) {
+    go_.set_value(false);
+  }
+  try {
+    wait_once();
+  } catch (const std::exception& error) {
+    TORCH_WARN("a checkpoint was not saved: ", error.what());
+  }
+}
+
+void BackgroundSave::join() {
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void BackgroundSave::wait() {
+  join();
+  error_thrown_ = true;
+  if (error_ != nullptr) {
+    std::rethrow_exception(error_);
+  }
+}
+
+void BackgroundSave::wait_once() {
+  join();
+  if (!error_thrown_) {
+    wait();
+  }
+}
+
+void finish_pending_save(comm::Communicator& hosts) {
+  const std::shared_ptr<BackgroundSave> save = PendingSaves::instance().of(hosts);
+  std::exception_ptr error;
+  try {
+    if (save != nullptr) {
+      save->wait_once();
+    }
+  } catch (const comm::PeerError&) {
+    throw;  // the group is broken, and all ranks know
+  } catch (...) {
+    error = std::current_exception();
+  }
+  run_or_fail_on_all(hosts, [&] {
+    if (error != nullptr) {
+      std::rethrow_exception(error);
+    }
+  });
+}
+
+namespace {
+
+/// Copies the state to the memory of the hosts and begins to save the copy. The group is in use
+/// until the save has ended. Collective over `hosts`. Throws Error on all ranks if one cannot
+/// begin.
+std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
+                                           PreparedSave prepared) {
+  std::shared_ptr<BackgroundSave> save;
+  // If one rank cannot start a thread, the threads of the other ranks must not begin.
+  run_or_fail_on_all(*hosts, [&] {
+    copy_to_host(prepared.files);
+    save = std::make_shared<BackgroundSave>(hosts, std::move(prepared));
+    PendingSaves::instance().set(*hosts, save);
+  });
+  save->begin();
+  return save;
+}
+
+}  // namespace
+
+SaveFuture::SaveFuture(std::shared_ptr<BackgroundSave> save, double stall_seconds)
+    : save_(std::move(save)), stall_seconds_(stall_seconds) {}
+
+bool SaveFuture::done() const {
+  return save_ == nullptr || save_->done();
+}
+
+void SaveFuture::wait() {
+  if (save_ != nullptr) {
+    save_->wait();
+  }
+}
+
+SaveFuture async_save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
+                      const StateDict& state, const SaveOptions& options) {
+  const auto begun = std::chrono::steady_clock::now();
+  const comm::CallerScope caller("checkpoint::async_save");
+  const at::NoGradGuard no_grad;
+  const comm::CommunicatorPtr hosts = hosts_of_saves(world);
+  finish_pending_save(*hosts);
+  auto save = begin_save(hosts, prepare_save(*hosts, dir, step, state, options));
+  const std::chrono::duration<double> stall = std::chrono::steady_clock::now() - begun;
+  return {std::move(save), stall.count()};
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,492 @@
+#include <ATen/ops/isinf.h>
+#include <fmt/format.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <regex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "export_folder.h"
+#include "format.h"
+#include "model_files.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/core/atomic_file.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+bool is_computed_from(const std::string& key) {
+  constexpr std::array<std::string_view, 8> kNoComputation = {
+      "torch_dtype", "dtype",        "transformers_version", "_name_or_path",
+      "use_cache",   "bos_token_id", "eos_token_id",         "pad_token_id"};
+  return std::ranges::find(kNoComputation, key) == kNoComputation.end();
+}
+
+/// The class of each type, for classes whose defaults are known.
+const std::map<std::string, std::string>& known_classes() {
+  static const std::map<std::string, std::string> classes{{"llama", "LlamaForCausalLM"},
+                                                          {"mistral", "MistralForCausalLM"},
+                                                          {"qwen2", "Qwen2ForCausalLM"},
+                                                          {"qwen3", "Qwen3ForCausalLM"}};
+  return classes;
+}
+
+void set_default(json& config, const char* key, const json& value) {
+  if (!config.contains(key) || config.at(key).is_null()) {
+    config[key] = value;
+  }
+}
+
+/// Joins the options for positions, which are under two keys.
+void join_positions(json& config) {
+  json positions = json::object();
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    if (const auto found = config.find(key); found != config.end()) {
+      if (found->is_object()) {
+        positions.update(*found);
+      }
+      config.erase(found);
+    }
+  }
+  set_default(positions, "rope_type", positions.value("type", json("default")));
+  positions.erase("type");
+  set_default(positions, "rope_theta", config.value("rope_theta", json(10000.0)));
+  config["rope_theta"] = positions.at("rope_theta");
+  positions.erase("rope_theta");
+  config["rope_scaling"] = positions;
+}
+
+/// Ignores windows that no layer has.
+void join_windows(json& config, const std::string& type) {
+  if (type == "mistral" && !config.contains("sliding_window")) {
+    config["sliding_window"] = 4096;
+  }
+  if (type != "mistral" && config.value("use_sliding_window", json()) != true) {
+    for (const char* key : {"use_sliding_window", "sliding_window", "max_window_layers"}) {
+      config.erase(key);
+    }
+  }
+  const auto layers = config.find("layer_types");
+  if (layers != config.end() && layers->is_array() &&
+      std::ranges::all_of(*layers, [](const json& layer) { return layer == "full_attention"; })) {
+    config.erase(layers);
+  }
+}
+
+/// Adds the defaults of its class for keys that it leaves out.
+json spelled_out(json config) {
+  set_default(config, "model_type", "llama");
+  const json type = config.at("model_type");
+  const auto known =
+      type.is_string() ? known_classes().find(type.get<std::string>()) : known_classes().end();
+  if (known == known_classes().end()) {
+    return config;
+  }
+  set_default(config, "architectures", json::array({known->second}));
+  for (const char* key : {"attention_bias", "mlp_bias", "tie_word_embeddings"}) {
+    set_default(config, key, false);
+  }
+  set_default(config, "attention_dropout", 0);
+  set_default(config, "hidden_act", "silu");
+  set_default(config, "initializer_range", 0.02);
+  set_default(config, "pretraining_tp", 1);
+  set_default(config, "rms_norm_eps", 1e-6);
+  const json heads = config.value("num_attention_heads", json());
+  if (known->first == "llama" || config.contains("num_key_value_heads")) {
+    set_default(config, "num_key_value_heads", heads);
+  }
+  const json hidden = config.value("hidden_size", json());
+  if (known->first != "qwen3" && heads.is_number_integer() && hidden.is_number_integer() &&
+      heads.get<std::int64_t>() > 0) {
+    set_default(config, "head_dim", hidden.get<std::int64_t>() / heads.get<std::int64_t>());
+  }
+  join_positions(config);
+  join_windows(config, known->first);
+  return config;
+}
+
+}  // namespace
+
+std::string config_change(const std::string& before, const std::string& now) {
+  const json one = spelled_out(json::parse(before)), other = spelled_out(json::parse(now));
+  json keys = one;
+  keys.update(other);
+  for (const auto& [key, unused] : keys.items()) {
+    const json from = one.value(key, json());
+    const json to = other.value(key, json());
+    if (from != to && is_computed_from(key)) {
+      return fmt::format("\"{}\" is {} instead of {}", key, to.dump(), from.dump());
+    }
+  }
+  return "";
+}
+
+namespace {
+
+using Item = SafetensorsWriter::Item;
+using nlohmann::ordered_json;
+
+constexpr const char* kConfigFile = "config.json";
+/// Far above that of any model.
+constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
+
+/// A shard of this export or another. Narrow: other files of the folder are the user's.
+bool is_shard(const std::string& name) {
+  static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
+  return std::regex_match(name, shard);
+}
+
+/// Bytes of a tensor's values.
+std::int64_t bytes_of(const Item& item) {
+  return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
+}
+
+/// In order, each shard as full as the limit allows. A tensor larger than the limit gets its own
+/// shard.
+std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
+  std::vector<std::vector<Item>> shards(1);
+  std::int64_t bytes = 0;
+  for (const auto& item : items) {
+    if (!shards.back().empty() && bytes + bytes_of(item) > limit) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += bytes_of(item);
+    shards.back().push_back(item);
+  }
+  return shards;
+}
+
+/// `folder`, or the nearest folder above it that exists.
+std::filesystem::path existing_part(const std::filesystem::path& folder) {
+  std::filesystem::path existing = std::filesystem::absolute(folder);
+  while (!std::filesystem::exists(existing)) {
+    existing = existing.parent_path();
+  }
+  return existing;
+}
+
+ordered_json parsed(const std::string& text) {
+  return ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
+/// The name of a type that weights are exported in.
+const char* torch_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kDouble:
+      return "float64";
+    case c10::kFloat:
+      return "float32";
+    case c10::kBFloat16:
+      return "bfloat16";
+    case c10::kHalf:
+      return "float16";
+    default:
+      fail("weights can't be exported as ", c10::toString(dtype),
+           ": choose Float, Double, BFloat16 or Half");
+  }
+}
+
+/// The weights and the configuration are two files, which cannot be replaced in one step: if both
+/// changed, a reader could find the old one of the one with the new one of the other.
+void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
+                       const char* config_file) {
+  const std::filesystem::path path = folder / config_file;
+  if (!std::filesystem::exists(path)) {
+    return;
+  }
+  const std::string text = files::read_file(path, "a model configuration", kMaxConfigBytes);
+  const bool same =
+      text == config_json || nlohmann::json(parsed(text)) == nlohmann::json(parsed(config_json));
+  TESSERA_CHECK(same, "the folder '", folder.string(), "' holds a model with another ", config_file,
+                ", which cannot be replaced together with its weights; export to another folder, "
+                "or remove that model first");
+}
+
+bool is_of_adapter(const std::string& name) {
+  return name == kAdapterConfig || name == kAdapterFile;
+}
+
+/// Readers of a folder that holds a model and an adapter take one of them for the other.
+void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
+  std::error_code missing;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
+    const std::string name = entry.path().filename().string();
+    const bool of_model =
+        name == kConfigFile || name == kSingleFile || name == kIndexFile || is_shard(name);
+    TESSERA_CHECK(adapter ? !of_model : !is_of_adapter(name), "the folder '", folder.string(),
+                  "' has ", name, " of ", adapter ? "a model" : "an adapter",
+                  ", and readers would take one for the other; export to another folder");
+  }
+}
+
+/// What a cast has made infinite would make the model's results NaN.
+void check_range_of_half(const std::string& name, const at::Tensor& block) {
+  TESSERA_CHECK(block.scalar_type() != c10::kHalf || !at::isinf(block).any().item<bool>(),
+                "the weight '", name,
+                "' has values beyond 65504, the largest of fp16; export as "
+                "bf16 or fp32");
+}
+
+}  // namespace
+
+void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
+                         std::int64_t bytes, const char* config_file) {
+  const std::filesystem::path existing = existing_part(folder);
+  const bool is_folder = std::filesystem::is_directory(existing);
+  TESSERA_CHECK(is_folder && access(existing.c_str(), W_OK) == 0, "cannot export to '",
+                folder.string(), "': ", existing.string(),
+                is_folder ? " is not writable" : " is not a folder", "; name another");
+  check_no_other_kind(folder, config_file == std::string_view(kAdapterConfig));
+  check_same_config(folder, config_json, config_file);
+  std::error_code error;
+  const auto space = std::filesystem::space(existing, error);
+  TESSERA_CHECK(error || static_cast<std::uintmax_t>(bytes) <= space.available, "the export to '",
+                folder.string(), "' takes ", bytes, " bytes, but the disk has room for ",
+                space.available, "; make room or name a folder elsewhere");
+}
+
+std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype) {
+  ordered_json config = parsed(config_json);
+  const std::string name = torch_name(dtype);
+  bool named = false, changed = false;
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    if (config.is_object() && config.contains(key)) {
+      named = true;
+      changed = changed || config[key] != name;
+      config[key] = name;
+    }
+  }
+  // Readers assume fp32 for weights without a type.
+  if (config.is_object() && !named && dtype != c10::kFloat) {
+    config["torch_dtype"] = name;
+    changed = true;
+  }
+  return changed ? config.dump(2) + "\n" : config_json;
+}
+
+std::string with_model_type(const std::string& config_json, const std::vector<Item>& items) {
+  ordered_json config = parsed(config_json);
+  const ordered_json llama = ordered_json::array({"LlamaForCausalLM"});
+  const bool has_names = std::ranges::find(items, kEmbedding, &Item::name) != items.end();
+  if (!config.is_object() || !config.value("model_type", ordered_json()).is_null() || !has_names ||
+      config.value("architectures", llama) != llama) {
+    return config_json;
+  }
+  config["model_type"] = "llama";
+  return config.dump(2) + "\n";
+}
+
+bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied) {
+  ordered_json apart = parsed(config_json);
+  if (!apart.is_object() || std::ranges::find(tied, kHead) == tied.end()) {
+    return false;
+  }
+  apart["tie_word_embeddings"] = false;
+  return config_change(config_json, apart.dump()).empty();  // with the default of its class
+}
+
+bool drops_head(const std::string& config_json, const std::vector<Item>& items) {
+  const ordered_json config = parsed(config_json);
+  const auto has = [&](const char* name) {
+    return std::ranges::find(items, name, &Item::name) != items.end();
+  };
+  return config.is_object() && config.value("tie_word_embeddings", ordered_json()) == true &&
+         has(kEmbedding) && has(kHead);
+}
+
+std::int64_t bytes_of_all(const std::vector<Item>& items) {
+  std::int64_t bytes = 0;
+  for (const Item& item : items) {
+    bytes += bytes_of(item);
+  }
+  return bytes;
+}
+
+ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vector<Item>& items,
+                           std::string config_json, std::int64_t max_shard_bytes)
+    : folder_(folder), config_json_(std::move(config_json)) {
+  files::create_folders(folder);
+  // Their names are never used again, so no later writer of the same file would find them.
+  files::remove_leftovers(
+      folder, [](const std::string& name) { return is_shard(name) || name == kIndexFile; });
+  const auto shards = split_in_shards(items, max_shard_bytes);
+  const std::string prefix = shard_prefix();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    names_.push_back(shards.size() == 1 ? kSingleFile
+                                        : fmt::format("{}{:05}-of-{:05}.safetensors", prefix, i + 1,
+                                                      shards.size()));
+    writers_.emplace_back(folder / names_.back(), shards[i]);
+    for (const auto& item : shards[i]) {
+      shard_of_[item.name] = i;
+      total_bytes_ += bytes_of(item);
+    }
+  }
+}
+
+void ExportFolder::write(const std::string& name, std::span<const std::int64_t> offset,
+                         const at::Tensor& block) {
+  check_range_of_half(name, block);
+  writers_[shard_of_.at(name)].write(name, offset, block);
+}
+
+void ExportFolder::publish() {
+  // All files are durable before the first is renamed.
+  for (auto& writer : writers_) {
+    writer.seal();
+  }
+  for (auto& writer : writers_) {
+    writer.publish();
+  }
+  if (writers_.size() > 1) {
+    files::write_file(folder_ / kIndexFile, index_json());
+    remove(kSingleFile);  // which readers prefer
+  } else {
+    remove(kIndexFile);
+  }
+  remove_older_shards();
+  // This makes a new folder a model. An older configuration is equal: see check_export_folder().
+  if (!std::filesystem::exists(folder_ / kConfigFile)) {
+    files::write_file(folder_ / kConfigFile, config_json_);
+  }
+}
+
+/// The usual names for the first model of a folder, other names for a later one.
+std::string ExportFolder::shard_prefix() const {
+  bool first = true;
+  std::error_code ignored;  // opening the first file reports the error
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
+    first &= !entry.path().filename().string().starts_with("model-");
+  }
+  return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
+}
+
+/// Sorted by name, as transformers writes it.
+std::string ExportFolder::index_json() const {
+  ordered_json index;
+  index["metadata"]["total_size"] = total_bytes_;
+  std::map<std::string, std::string> weight_map;
+  for (const auto& [name, shard] : shard_of_) {
+    weight_map[name] = names_[shard];
+  }
+  index["weight_map"] = weight_map;
+  return index.dump(2) + "\n";
+}
+
+void ExportFolder::remove(const std::string& name) const {
+  if (std::filesystem::remove(folder_ / name)) {
+    files::sync_folder(folder_);
+  }
+}
+
+/// Removes shards of earlier exports, also of one that was killed.
+void ExportFolder::remove_older_shards() const {
+  std::set<std::string> older;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const auto name = entry.path().filename().string();
+    if (is_shard(name)) {
+      older.insert(name);
+    }
+  }
+  for (const auto& name : names_) {
+    older.erase(name);
+  }
+  for (const auto& name : older) {
+    remove(name);
+  }
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Far above that of any tokenizer.
+constexpr std::uint64_t kMaxBytes = 500'000'000;
+
+/// The names that transformers gives them. Further templates are in a folder.
+constexpr std::array kNames = {"tokenizer.json",
+                               "tokenizer.model",
+                               "tokenizer_config.json",
+                               "special_tokens_map.json",
+                               "added_tokens.json",
+                               "vocab.json",
+                               "merges.txt",
+                               "chat_template.jinja",
+                               "generation_config.json"};
+constexpr const char* kTemplates = "additional_chat_templates";
+
+std::string content_of(const fs::path& path) {
+  return files::read_file(path, "a file of a model", kMaxBytes);
+}
+
+/// Links count, whether they lead to a file or not.
+FilesBesideWeights files_in(const fs::path& folder) {
+  FilesBesideWeights files;
+  for (const char* name : kNames) {
+    if (fs::exists(fs::symlink_status(folder / name))) {
+      files.emplace(name, folder / name);
+    }
+  }
+  if (fs::is_directory(folder / kTemplates)) {
+    for (const auto& entry : fs::directory_iterator(folder / kTemplates)) {
+      if (entry.path().extension() == ".jinja") {
+        files.emplace(fs::path(kTemplates) / entry.path().filename(), entry.path());
+      }
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+FilesBesideWeights files_beside_weights(const fs::path& model) {
+  FilesBesideWeights files = files_in(model);
+  for (const auto& [name, path] : files) {
+    TESSERA_CHECK(fs::exists(path), "'", path.string(),
+                  "' is a symbolic link to a file that is not there: put the file there, or remove "
+                  "the link");
+  }
+  return files;
+}
+
+void check_beside_weights(const FilesBesideWeights& files, const fs::path& folder) {
+  for (const auto& [name, path] : files_in(folder)) {
+    TESSERA_CHECK(files.contains(name), "the folder '", folder.string(), "' has ", name,
+                  ", which the model that is exported lacks, and which would stay beside its "
+                  "weights; export to another folder, or remove that file first");
+  }
+  for (const auto& [name, source] : files) {
+    const std::string content = content_of(source);
+    TESSERA_CHECK(!fs::exists(folder / name) || content_of(folder / name) == content,
+                  "the folder '", folder.string(), "' has another ", name, " than '",
+                  source.string(),
+                  "', which cannot be replaced together with the weights; export to another "
+                  "folder, or remove that model first");
+  }
+}
+
+void copy_beside_weights(const FilesBesideWeights& files, const fs::path& folder) {
+  check_beside_weights(files, folder);
+  for (const auto& [name, source] : files) {
+    if (!fs::exists(folder / name)) {
+      files::create_folders((folder / name).parent_path());
+      files::write_file(folder / name, content_of(source));
+    }
+  }
+}
+
+}  // namespace tessera::checkpoint

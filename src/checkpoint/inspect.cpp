@@ -1,0 +1,522 @@
+// Steps seen without ranks: described, verified, compared; and the steps of a run.
+
+#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "format.h"
+#include "manifest.h"
+#include "ranks.h"
+#include "step_files.h"
+#include "step_folder.h"
+#include "stored_step.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+
+namespace tessera::checkpoint {
+
+/// The manifest of a step, or one made from the shards of PyTorch's writer.
+Manifest manifest_in(const std::filesystem::path& folder);
+
+/// The bytes of all values of a tensor, in its own type.
+std::uint64_t bytes_of_tensor(const ManifestTensor& tensor);
+
+/// The type of a tensor. Throws Error, naming it, for one that libtorch lacks.
+c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& tensor);
+
+/// Reads the tensors for which `wanted(name)` holds, one file after another, each byte once and
+/// compared with its checksum. `visit(name, offset, block)` is given each element in one block, in
+/// the file's type, of at most 8 MiB and 2 Mi elements.
+void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
+                 const std::function<bool(const std::string&)>& wanted,
+                 const std::function<void(const std::string&, std::span<const std::int64_t>,
+                                          const at::Tensor&)>& visit);
+
+namespace {
+
+constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
+/// Who compares blocks makes wider numbers of small ones.
+constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
+
+using Chunks = std::vector<std::pair<const std::string*, const ManifestChunk*>>;
+
+/// By file.
+std::vector<Chunks> chunks_of_files(const Manifest& manifest,
+                                    const std::function<bool(const std::string&)>& wanted) {
+  std::vector<Chunks> files(manifest.files.size());
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (!wanted(name)) {
+      continue;
+    }
+    for (const ManifestChunk& chunk : tensor.chunks) {
+      files[chunk.file].emplace_back(&name, &chunk);
+    }
+  }
+  return files;
+}
+
+template <class Visit>
+void read_chunk(const SafetensorsFile& file, const std::string& name, c10::ScalarType type,
+                const ManifestChunk& chunk, const Visit& visit) {
+  const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(type));
+  const std::int64_t most = std::min(kMostBlockElements, kMostBlockBytes / element_bytes);
+  for_each_piece(chunk.sizes, most, [&](auto from, auto sizes) {
+    visit(name, moved(chunk.offset, from), file.read(name, from, sizes));
+  });
+}
+
+}  // namespace
+
+Manifest manifest_in(const std::filesystem::path& folder) {
+  return has_torch_hf_shards(folder) ? manifest_of_shards(folder) : read_manifest(folder);
+}
+
+std::uint64_t bytes_of_tensor(const ManifestTensor& tensor) {
+  return tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));
+}
+
+c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& tensor) {
+  const c10::ScalarType type = find_dtype(tensor.dtype)->scalar_type;
+  TESSERA_CHECK(type != c10::ScalarType::Undefined, "tensor '", name,
+                "' of the checkpoint has the type ", tensor.dtype,
+                ", which libtorch lacks: convert the checkpoint first");
+  return type;
+}
+
+void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
+                 const std::function<bool(const std::string&)>& wanted,
+                 const std::function<void(const std::string&, std::span<const std::int64_t>,
+                                          const at::Tensor&)>& visit) {
+  const std::vector<Chunks> files = chunks_of_files(manifest, wanted);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (files[i].empty()) {
+      continue;
+    }
+    const SafetensorsFile file = open_file_of_step(folder, manifest.files[i]);
+    for (const auto& [name, chunk] : files[i]) {
+      const ManifestTensor& tensor = manifest.tensors.at(*name);
+      check_entry(file, *name, tensor, *chunk);
+      read_chunk(file, *name, scalar_type_of(*name, tensor), *chunk, visit);
+    }
+  }
+}
+
+namespace {
+
+/// The tensors that have bytes in [begin, end) of a file, and where these begin in each.
+std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::uint64_t end) {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : file.tensors()) {
+    if (entry.offset < end && begin < entry.offset + entry.bytes) {
+      names.push_back(
+          fmt::format("'{}' from byte {}", name, begin > entry.offset ? begin - entry.offset : 0));
+    }
+  }
+  return names.empty() ? "" : fmt::format(", of tensors {}", fmt::join(names, ", "));
+}
+
+Manifest manifest_to_inspect(const std::filesystem::path& folder) {
+  TESSERA_CHECK(!has_torch_hf_shards(folder), "'", folder.string(), "' has shards, but no ",
+                kManifestFile,
+                ", and so has no checksums to verify: load it and save it as a step");
+  if (lacks_manifest(folder)) {
+    refuse_torch_checkpoint(folder);
+  }
+  return read_manifest(folder);
+}
+
+/// The text may be from an untrusted file and is printed to a terminal.
+std::string escaped(const nlohmann::json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/true);
+}
+
+class Verification {
+ public:
+  Verification(const std::filesystem::path& folder, const Progress& progress)
+      : folder_(folder), manifest_(manifest_to_inspect(folder)), progress_(progress) {
+    for (const FileRecord& file : manifest_.files) {
+      all_ += file.bytes;
+    }
+  }
+
+  std::vector<std::string> run() {
+    for (std::size_t i = 0; i < manifest_.files.size(); ++i) {
+      try {
+        check_bytes(manifest_.files[i]);
+        check_header(i);
+      } catch (const Error& error) {
+        faults_.emplace_back(error.what());
+      }
+    }
+    check_others();
+    return std::move(faults_);
+  }
+
+ private:
+  void check_bytes(const FileRecord& record) {
+    const files::InputFile file(folder_ / record.name, "a file of the step",
+                                files::Symlinks::kRefuse);
+    TESSERA_CHECK(file.size() == record.bytes, "'", file.path().string(), "' has ", file.size(),
+                  " bytes, but the manifest says ", record.bytes);
+    std::vector<std::byte> buffer(kGranuleBytes);
+    for (std::size_t i = 0; i < record.sums.size(); ++i) {
+      const std::uint64_t begin = i * kGranuleBytes;
+      const auto bytes = std::span(buffer).first(std::min(kGranuleBytes, record.bytes - begin));
+      if (read_and_sum(file, begin, bytes) != record.sums[i]) {
+        faults_.push_back(fmt::format("bytes {} to {} of '{}' are not those that were written{}",
+                                      begin, begin + bytes.size() - 1, file.path().string(),
+                                      names_at(file.path(), begin, begin + bytes.size())));
+      }
+      done_ += bytes.size();
+      if (progress_) {
+        progress_(done_, all_);
+      }
+    }
+  }
+
+  /// As far as the header can still be read.
+  static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
+                              std::uint64_t end) {
+    try {
+      return tensors_at(SafetensorsFile(path, Symlinks::kRefuse), begin, end);
+    } catch (const Error&) {
+      return ", in its header";
+    }
+  }
+
+  void check_header(std::size_t index) {
+    const SafetensorsFile file(folder_ / manifest_.files[index].name, Symlinks::kRefuse);
+    std::size_t expected = 0;
+    for (const auto& [name, tensor] : manifest_.tensors) {
+      for (const ManifestChunk& chunk : tensor.chunks) {
+        if (chunk.file == index) {
+          ++expected;
+          check_entry(file, name, tensor, chunk);
+        }
+      }
+    }
+    TESSERA_CHECK(expected == file.tensors().size(), "'", file.path().string(), "' has ",
+                  file.tensors().size(), " tensors, but the manifest says ", expected);
+  }
+
+  /// PyTorch's reader takes every shard that it finds.
+  void check_others() {
+    std::set<std::string> known;
+    for (const FileRecord& file : manifest_.files) {
+      known.insert(file.name);
+    }
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      const std::string name = entry.path().filename().string();
+      if (name.ends_with(".safetensors") && !known.contains(name)) {
+        faults_.push_back(fmt::format("'{}' is not in the manifest", entry.path().string()));
+      }
+    }
+  }
+
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  const Progress& progress_;
+  std::uint64_t done_ = 0, all_ = 0;
+  std::vector<std::string> faults_;
+};
+
+}  // namespace
+
+std::string describe_step(const std::filesystem::path& step) {
+  const Manifest manifest = manifest_to_inspect(step);
+  std::uint64_t bytes = 0;
+  for (const FileRecord& file : manifest.files) {
+    bytes += file.bytes;
+  }
+  std::string text = fmt::format(
+      "{}\nstep {} of run {}, saved by {} ranks on the mesh ({})\n{} tensors, {} files, {} "
+      "bytes\n"
+      "entries {}\n",
+      step.string(), manifest.step, escaped(manifest.run_id), manifest.world_size,
+      fmt::join(manifest.mesh_sizes, ", "), manifest.tensors.size(), manifest.files.size(), bytes,
+      escaped(manifest.entries));
+  for (const auto& [name, state] : manifest.stateful.items()) {
+    text += fmt::format("object {} {}\n", escaped(name), escaped(state));
+  }
+  for (const auto& [name, states] : manifest.rank_states.items()) {
+    text += fmt::format("object {} of each rank {}\n", escaped(name), escaped(states));
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    text += fmt::format("{} {} [{}] in {} chunks\n", name, tensor.dtype,
+                        fmt::join(tensor.sizes, ", "), tensor.chunks.size());
+  }
+  return text;
+}
+
+std::vector<std::string> verify_step(const std::filesystem::path& step, const Progress& progress) {
+  return Verification(step, progress).run();
+}
+
+namespace {
+
+bool is_integer(const at::Tensor& values) {
+  return c10::isIntegralType(values.scalar_type(), /*includeBool=*/true);
+}
+
+/// NaN where a value is NaN, or both are infinite. Integers of one sign are subtracted as they are:
+/// beyond 2^53 a double does not hold each of them.
+at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor rounded = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
+  if (!is_integer(a) || !is_integer(b)) {
+    return rounded;
+  }
+  const at::Tensor x = a.to(at::kLong), y = b.to(at::kLong);
+  return at::where(x.lt(0).eq(y.lt(0)), x.sub(y).abs().to(at::kDouble), rounded);
+}
+
+/// Real and imaginary part of each number.
+at::Tensor parts_of(const at::Tensor& values) {
+  return at::view_as_real(values.to(at::kComplexDouble));
+}
+
+/// The difference of two tensors, as far as they have been read.
+struct Difference {
+  double absolute = 0;
+  double relative = 0;  ///< to the larger of the two values
+
+  /// A NaN on one side alone, and infinities that are not equal, count as infinitely far. Parts of
+  /// complex numbers count as numbers.
+  void add(const at::Tensor& a, const at::Tensor& b) {
+    if (a.numel() == 0 || at::equal(a, b)) {
+      return;
+    }
+    if (a.is_complex() || b.is_complex()) {
+      return add(parts_of(a), parts_of(b));
+    }
+    const at::Tensor x = a.to(at::kDouble);
+    const at::Tensor y = b.to(at::kDouble);
+    const at::Tensor apart = distance_of(a, b);
+    const at::Tensor same = apart.eq(0)
+                                .logical_or(apart.isnan().logical_and(x.eq(y)))
+                                .logical_or(x.isnan().logical_and(y.isnan()));
+    const double infinity = std::numeric_limits<double>::infinity();
+    const at::Tensor distance = apart.nan_to_num(infinity, infinity).masked_fill(same, 0.0);
+    const at::Tensor scale = at::maximum(x.abs(), y.abs());
+    const at::Tensor ratio = distance.div(scale).nan_to_num(infinity).masked_fill(same, 0.0);
+    absolute = std::max(absolute, distance.max().item<double>());
+    relative = std::max(relative, ratio.max().item<double>());
+  }
+};
+
+class StepComparison {
+ public:
+  StepComparison(const std::filesystem::path& step, const std::filesystem::path& other)
+      : folder_(step), one_(manifest_in(step)), other_(other, manifest_in(other)) {
+    for (const auto& [name, tensor] : one_.tensors) {
+      compare_described(name, tensor);
+    }
+    for (const auto& [name, tensor] : other_.manifest().tensors) {
+      if (!one_.tensors.contains(name)) {
+        add(name, "only in the second");
+      }
+    }
+  }
+
+  void compare_values(const Progress& progress) {
+    std::uint64_t done = 0;
+    std::map<std::string, Difference> differences;
+    read_blocks(
+        folder_, one_, [this](const std::string& name) { return comparable_.contains(name); },
+        [&](const std::string& name, auto offset, const at::Tensor& block) {
+          const ManifestTensor& tensor = *other_.find(name);
+          const at::Tensor values = at::empty(block.sizes(), scalar_type_of(name, tensor));
+          other_.want(name, offset, values);
+          other_.read();
+          differences[name].add(block, values);
+          done += block.nbytes();
+          if (progress) {
+            progress(done, all_);
+          }
+        });
+    for (const auto& [name, difference] : differences) {
+      if (difference.absolute > 0) {
+        add(name, fmt::format("largest difference {:.6g}, relative {:.6g}", difference.absolute,
+                              difference.relative));
+      }
+    }
+  }
+
+  std::vector<std::string> lines() const {
+    std::vector<std::string> lines;
+    for (const auto& [name, faults] : faults_) {
+      lines.push_back(fmt::format("{}: {}", name, fmt::join(faults, "; ")));
+    }
+    return lines;
+  }
+
+ private:
+  void add(const std::string& name, std::string fault) {
+    faults_[name].push_back(std::move(fault));
+  }
+
+  void compare_described(const std::string& name, const ManifestTensor& tensor) {
+    const auto found = other_.manifest().tensors.find(name);
+    if (found == other_.manifest().tensors.end()) {
+      return add(name, "only in the first");
+    }
+    const ManifestTensor& same = found->second;
+    if (tensor.dtype != same.dtype) {
+      add(name, tensor.dtype + " and " + same.dtype);
+    }
+    if (tensor.sizes != same.sizes) {
+      return add(name, fmt::format("[{}] and [{}]", fmt::join(tensor.sizes, ", "),
+                                   fmt::join(same.sizes, ", ")));
+    }
+    comparable_.insert(name);
+    all_ += bytes_of_tensor(tensor);
+  }
+
+  std::filesystem::path folder_;
+  Manifest one_;
+  StoredStep other_;
+  std::set<std::string> comparable_;
+  std::uint64_t all_ = 0;
+  std::map<std::string, std::vector<std::string>> faults_;
+};
+
+}  // namespace
+
+std::vector<std::string> compare_steps(const std::filesystem::path& step,
+                                       const std::filesystem::path& other,
+                                       const Progress& progress) {
+  StepComparison comparison(step, other);
+  comparison.compare_values(progress);
+  return comparison.lines();
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What `look` returns on rank 0.
+std::string text_of_first_rank(comm::World& world, const std::function<std::string()>& look) {
+  std::string text;
+  run_or_fail_on_all(world, [&] {
+    if (world.rank() == 0) {
+      text = look();
+    }
+  });
+  return comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text);
+}
+
+/// nullopt for a step that is not there or not valid.
+std::optional<std::string> run_of_whole_step(const fs::path& folder) {
+  try {
+    comm::note_progress(flight::Work::kReading);
+    return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+void check_one_run(const fs::path& dir, const fs::path& step, const std::string& run_id) {
+  for (const auto& [number, folder] : steps_in(dir)) {
+    const std::optional<std::string> other = run_of_whole_step(folder);
+    TESSERA_CHECK(!other || *other == run_id, "'", dir.string(),
+                  "' has steps of two runs: ", step.filename().string(), " of ", quoted_run(run_id),
+                  ", ", folder.filename().string(), " of ", other ? quoted_run(*other) : "",
+                  ": move those of one of them away");
+  }
+}
+
+/// The step that `look` finds on rank 0.
+std::optional<std::int64_t> step_of_first_rank(
+    comm::World& world, const std::function<std::optional<std::int64_t>()>& look) {
+  std::int64_t found = -1;
+  run_or_fail_on_all(world, [&] {
+    if (world.rank() == 0) {
+      found = look().value_or(-1);
+    }
+  });
+  const std::int64_t step =
+      comm::gather_values(*all_ranks(world), c10::Device(world.options().device), {found})[0][0];
+  return step < 0 ? std::nullopt : std::optional(step);
+}
+
+}  // namespace
+
+std::string new_run_id(comm::World& world) {
+  return text_of_first_rank(world, [] {
+    std::random_device random;
+    return fmt::format("{:08x}{:08x}", random(), random());
+  });
+}
+
+std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t step) {
+  return text_of_first_rank(world, [&] {
+    const fs::path folder = dir / step_folder_name(step);
+    std::string run_id = manifest_in(find_step(folder)).run_id;
+    check_one_run(dir, folder, run_id);
+    return run_id;
+  });
+}
+
+std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
+  // A run_id may be empty.
+  const std::string found = text_of_first_rank(world, [&] {
+    for (const auto& [step, folder] : steps_in(dir)) {
+      const std::optional<std::string> marker = marker_of(folder);
+      if (marker && is_run_id(*marker) && lacks_manifest(folder)) {
+        return "=" + *marker;
+      }
+    }
+    return std::string();
+  });
+  return found.empty() ? std::nullopt : std::optional(found.substr(1));
+}
+
+std::optional<std::int64_t> newest_step(comm::World& world, const fs::path& dir,
+                                        std::optional<std::int64_t> before) {
+  return step_of_first_rank(world, [&] { return newest_step_in(dir, before); });
+}
+
+std::optional<std::int64_t> last_step(comm::World& world, const fs::path& dir) {
+  return step_of_first_rank(world, [&dir] { return last_step_in(dir); });
+}
+
+std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const fs::path& dir,
+                                            std::int64_t after, const std::string& run_id) {
+  nlohmann::json steps;
+  run_or_fail_on_all(world, [&] {
+    if (world.rank() == 0) {
+      steps = steps_to_withdraw_in(dir, after, run_id);
+    }
+  });
+  const c10::Device device(world.options().device);
+  return nlohmann::json::parse(comm::broadcast_text(*all_ranks(world), device, 0, steps.dump()));
+}
+
+void withdraw_step(const fs::path& dir, std::int64_t step, const std::string& run_id) {
+  StepFolder(dir, step, run_id).withdraw();
+}
+
+}  // namespace tessera::checkpoint

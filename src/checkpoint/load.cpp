@@ -1,0 +1,338 @@
+// A load in two steps that all ranks end together: the first reads the manifest and all headers
+// that a rank needs and compares everything, the second fills the tensors.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/Device.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "format.h"
+#include "manifest.h"
+#include "objects.h"
+#include "parameters.h"
+#include "ranks.h"
+#include "step_files.h"
+#include "step_folder.h"
+#include "stored_step.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/parameter.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Rank 0 chooses the step, but each rank decides itself what is left out: ranks that disagree
+/// would leave a mixture of old and new values.
+void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
+  std::int64_t own = 0;
+  run_or_fail_on_all(world, [&] {
+    const std::string request =
+        nlohmann::json{fs::absolute(path).lexically_normal().string(), options.exclude,
+                       options.partial, options.partial_names}
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    own = detail::crc32c(std::as_bytes(std::span(request)));
+  });
+  const auto others =
+      comm::ranks_that_differ(*all_ranks(world), c10::Device(world.options().device), own);
+  TESSERA_CHECK(others.empty(), "ranks ", fmt::format("{}", fmt::join(others, ", ")),
+                " load from another folder or step than rank 0, or with another exclude, "
+                "partial or partial_names: pass the same on all ranks");
+}
+
+/// The step that rank 0 sees: on a network file system other ranks may still see an older state of
+/// the folder.
+StoredStep open_step(comm::World& world, const fs::path& path) {
+  std::string folder;
+  std::string text;
+  // Only rank 0 knows where the text is from, and refuses it for all.
+  Checksums checksums = Checksums::kOptional;
+  run_or_fail_on_all(world, [&] {
+    if (world.rank() == 0) {
+      folder = find_step(path).string();
+      const bool others = has_torch_hf_shards(folder);
+      text = others ? to_text(manifest_of_shards(folder)) : read_manifest_text(folder);
+      checksums = others ? Checksums::kOptional : Checksums::kRequired;
+    }
+  });
+  const c10::Device device(world.options().device);
+  const auto group = all_ranks(world);
+  folder = comm::broadcast_text(*group, device, 0, folder);
+  text = comm::broadcast_text(*group, device, 0, text);
+  std::optional<StoredStep> step;
+  run_or_fail_on_all(world, [&] {
+    step.emplace(folder, parse_manifest(text, fs::path(folder) / kManifestFile, checksums));
+  });
+  return std::move(*step);
+}
+
+/// An entry of the state, and its name in the checkpoint.
+struct Filling {
+  StateEntry entry;
+  std::string name;
+  /// Other tensors of the checkpoint, of one that was apart where it is tied here.
+  std::vector<std::string> copies;
+};
+
+/// Compares a state with a step: which tensors to fill, and the report.
+class Comparison {
+ public:
+  Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {
+    report_.step = step.manifest().step;
+    report_.run_id = step.manifest().run_id;
+    report_.entries = step.manifest().entries;
+  }
+
+  void add(const StateEntry& entry) {
+    known_.insert(entry.names.begin(), entry.names.end());
+    const std::size_t before = fillings_.size();
+    if (!is_excluded(entry.names.front(), options_)) {
+      find_filling(entry);
+    }
+    if (entry.is_parameter && fillings_.size() == before) {
+      incomplete_.emplace(entry.slot.get(), entry.slot->initialized());
+    }
+  }
+
+  /// Whether the parameter has all its values once the step has filled its parts: parts that the
+  /// step leaves out had values before.
+  bool will_be_whole(const nn::ParameterSlot& slot) const {
+    const auto found = incomplete_.find(&slot);
+    return found == incomplete_.end() || found->second;
+  }
+
+  /// Throws Error for names that do not fit, unless the options allow that.
+  void finish(const StateDict& state) {
+    for (const auto& [name, tensor] : step_.manifest().tensors) {
+      const bool known = known_.contains(name) || std::ranges::any_of(tensor.tied, [&](auto& tied) {
+                           return known_.contains(tied);
+                         });
+      if (!known && !is_excluded(name, options_)) {
+        report_.unexpected.push_back(name);
+      }
+    }
+    compare_stateful(step_.manifest(), state, options_, report_);
+    check_exclude(step_.manifest(), state, known_, step_.folder(), options_);
+    Mismatch mismatch;
+    mismatch.different = different_;
+    mismatch.missing = not_partial(report_.missing);
+    mismatch.unexpected = not_partial(report_.unexpected);
+    TESSERA_CHECK(mismatch.empty(), "the checkpoint '", step_.folder().string(),
+                  "' does not fit the model and optimizer", listed("missing", mismatch.missing),
+                  listed("unexpected", mismatch.unexpected),
+                  listed("different", mismatch.different),
+                  ": load what was saved, exclude names, or allow a partial load, of these names "
+                  "alone by LoadOptions::partial_names (state of frozen parameters)");
+    compare_rank_states(step_.manifest(), state, options_, report_);
+  }
+
+  const std::vector<Filling>& fillings() const { return fillings_; }
+  const LoadReport& report() const { return report_; }
+
+ private:
+  std::vector<std::string> not_partial(const std::vector<std::string>& names) const {
+    std::vector<std::string> kept;
+    std::ranges::copy_if(names, std::back_inserter(kept),
+                         [this](const std::string& name) { return !is_partial(name, options_); });
+    return kept;
+  }
+
+  void find_filling(const StateEntry& entry) {
+    const std::vector<std::string> found = names_in_step(entry);
+    if (found.empty()) {
+      report_.missing.push_back(entry.names.front());
+    } else if (std::ranges::all_of(found, [&](const auto& name) { return fits(entry, name); })) {
+      fillings_.push_back({entry, found.front(), {found.begin() + 1, found.end()}});
+    }
+  }
+
+  /// One for each tensor of the step that is this entry.
+  std::vector<std::string> names_in_step(const StateEntry& entry) const {
+    std::vector<std::string> names;
+    std::set<const ManifestTensor*> tensors;
+    for (const std::string& name : entry.names) {
+      const ManifestTensor* tensor = step_.find(name);
+      const bool wanted = names.empty() || !is_excluded(name, options_);
+      if (tensor != nullptr && wanted && tensors.insert(tensor).second) {
+        names.push_back(name);
+      }
+    }
+    return names;
+  }
+
+  void note_different(const std::string& name, const std::string& how) {
+    if (is_partial(name, options_)) {
+      report_.reshaped.push_back(name);
+    } else {
+      different_.push_back(name + " (" + how + ")");
+    }
+  }
+
+  bool fits(const StateEntry& entry, const std::string& name) {
+    const ManifestTensor& stored = *step_.find(name);
+    if (stored.sizes != entry.stored.sizes) {
+      note_different(name, fmt::format("checkpoint [{}], here [{}]", fmt::join(stored.sizes, ", "),
+                                       fmt::join(entry.stored.sizes, ", ")));
+      return false;
+    }
+    const c10::ScalarType from = find_dtype(stored.dtype)->scalar_type;
+    const c10::ScalarType to = entry.tensor.scalar_type();
+    if (!is_convertible_type(from, to)) {
+      note_different(name, fmt::format("checkpoint {}, here {}", stored.dtype, c10::toString(to)));
+      return false;
+    }
+    if (from != to) {
+      report_.cast.push_back(name);
+    }
+    return true;
+  }
+
+  const StoredStep& step_;
+  const LoadOptions& options_;
+  LoadReport report_;
+  std::vector<std::string> different_;
+  std::set<std::string> known_;
+  std::vector<Filling> fillings_;
+  /// The parameters that are filled only in part, and whether they had values before.
+  std::map<const nn::ParameterSlot*, bool> incomplete_;
+};
+
+/// Calls `visit(offset, block)` for the blocks of a stored tensor that this rank needs, with the
+/// place in memory of each.
+template <class Visit>
+void for_each_needed(const Filling& filling, const Visit& visit) {
+  const at::Tensor local = local_tensor(filling.entry.tensor).detach();
+  for (const Box& box : owned_blocks(filling.entry.tensor)) {
+    filling.entry.stored.visit(box.global_offset, local_block(local, box), visit);
+  }
+}
+
+void want_filling(const Filling& filling, StoredStep& step) {
+  check_fillable(*filling.entry.slot, filling.name);
+  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+    step.want(filling.name, offset, block);
+  });
+}
+
+at::Tensor values_in(StoredStep& step, const std::string& name,
+                     std::span<const std::int64_t> offset, at::IntArrayRef sizes,
+                     c10::ScalarType type) {
+  at::Tensor values = at::empty(sizes, type);
+  step.want(name, offset, values);
+  step.read();
+  return values;
+}
+
+/// Whether two tensors have the same values where this rank needs them.
+bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
+  const c10::ScalarType type = filling.entry.tensor.scalar_type();
+  const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
+  bool equal = true;
+  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+    for_each_piece(block.sizes(), most, [&](auto from, auto sizes) {
+      const std::vector<std::int64_t> at = moved(offset, from);
+      equal = equal && at::equal(values_in(step, filling.name, at, sizes, type),
+                                 values_in(step, copy, at, sizes, type));
+    });
+  });
+  return equal;
+}
+
+/// The error if the step has different values for names that are one tied parameter here; "" if
+/// not.
+std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep& step) {
+  for (const Filling& filling : fillings) {
+    for (const std::string& copy : filling.copies) {
+      StoredStep reading(step.folder(), step.manifest());
+      if (!are_equal_here(filling, copy, reading)) {
+        return detail::concat("'", filling.name, "' and '", copy,
+                              "' have different values in the checkpoint '", step.folder().string(),
+                              "', but are one here: make the model with two (of a config.json, "
+                              "\"tie_word_embeddings\": false), or exclude '",
+                              copy, "' to take the first");
+      }
+    }
+  }
+  return "";
+}
+
+void set_filled(const Comparison& comparison) {
+  for (const Filling& filling : comparison.fillings()) {
+    if (filling.entry.is_parameter) {
+      nn::ParameterSlot& slot = *filling.entry.slot;
+      slot.set_initialized(comparison.will_be_whole(slot));
+    }
+  }
+}
+
+/// If only the optimizer's state of a parameter is loaded, the parameter still has its values.
+void set_unfilled(const std::vector<Filling>& fillings) {
+  for (const Filling& filling : fillings) {
+    if (filling.entry.is_parameter) {
+      filling.entry.slot->set_initialized(false);
+    }
+  }
+}
+
+}  // namespace
+
+LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict& state,
+                const LoadOptions& options) {
+  const comm::CallerScope caller("checkpoint::load");
+  const at::NoGradGuard no_grad;
+  check_same_request(world, dir_or_step, options);
+  StoredStep step = open_step(world, dir_or_step);
+  Comparison comparison(step, options);
+  run_or_fail_on_all(world, [&] {
+    for (const StateEntry& entry : state_entries(state)) {
+      comparison.add(entry);
+    }
+    comparison.finish(state);
+    for (const Filling& filling : comparison.fillings()) {
+      want_filling(filling, step);
+    }
+  });
+  std::string lost;
+  read_or_fail_on_all(world, [&] {
+    step.check();
+    lost = lost_by_ties(comparison.fillings(), step);
+  });
+  run_or_fail_on_all(world, [&] { TESSERA_CHECK(lost.empty(), lost); });
+  // First, so that errors of objects are known before a parameter changes.
+  run_or_fail_on_all(
+      world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
+  try {
+    read_or_fail_on_all(world, [&] { step.read(); });
+  } catch (...) {
+    set_unfilled(comparison.fillings());
+    throw;
+  }
+  set_filled(comparison);
+  set_dropout_calls(state.model, step.manifest().dropout_calls, options);
+  return comparison.report();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,307 @@
+// The text is one JSON object. Its last member is the CRC-32C of all text in front of it.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstddef>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "format.h"
+#include "manifest.h"
+#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/strict_json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+/// The limit of comparisons of two chunks along one dimension. A grid of 300 × 300 chunks of a
+/// matrix needs fewer. It bounds the time for untrusted manifests.
+constexpr std::size_t kMostComparisons = 40'000'000;
+
+/// The dimension along which chunks begin at the most different places: then few of them overlap
+/// along it.
+std::size_t widest_dim(const ManifestTensor& tensor) {
+  std::size_t widest = 0;
+  std::size_t most = 0;
+  for (std::size_t dim = 0; dim < tensor.sizes.size(); ++dim) {
+    std::set<std::int64_t> begins;
+    for (const ManifestChunk& chunk : tensor.chunks) {
+      begins.insert(chunk.offset[dim]);
+    }
+    if (begins.size() > most) {
+      widest = dim;
+      most = begins.size();
+    }
+  }
+  return widest;
+}
+
+}  // namespace
+
+std::optional<Box> common_block(std::span<const std::int64_t> offset,
+                                std::span<const std::int64_t> sizes,
+                                std::span<const std::int64_t> other_offset,
+                                std::span<const std::int64_t> other_sizes) {
+  Box box;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const std::int64_t begin = std::max(offset[dim], other_offset[dim]);
+    const std::int64_t end =
+        std::min(offset[dim] + sizes[dim], other_offset[dim] + other_sizes[dim]);
+    if (begin >= end) {
+      return std::nullopt;
+    }
+    box.global_offset.push_back(begin);
+    box.local_offset.push_back(begin - other_offset[dim]);
+    box.sizes.push_back(end - begin);
+  }
+  return box;
+}
+
+/// With the chunks sorted by their offsets along one dimension, a chunk can overlap only later ones
+/// that begin before it ends. If none overlap, they cover the tensor if they have as many elements.
+void check_tiling(const ManifestTensor& tensor) {
+  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws where a product overflows
+  const std::int64_t all = product(tensor.sizes);
+  std::int64_t elements = 0;
+  for (const ManifestChunk& chunk : tensor.chunks) {
+    TESSERA_CHECK(product(chunk.sizes) <= all - elements, "its chunks have more than its ", all,
+                  " elements");
+    elements += product(chunk.sizes);
+  }
+  TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
+  if (tensor.sizes.empty()) {
+    return;  // a scalar: one chunk of one element
+  }
+  const std::size_t dim = widest_dim(tensor);
+  std::vector<const ManifestChunk*> order;
+  for (const ManifestChunk& chunk : tensor.chunks) {
+    order.push_back(&chunk);
+  }
+  std::ranges::sort(order, {}, [dim](const auto* chunk) { return chunk->offset[dim]; });
+  std::size_t comparisons = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const ManifestChunk& one = *order[i];
+    for (std::size_t j = i + 1;
+         j < order.size() && order[j]->offset[dim] < one.offset[dim] + one.sizes[dim]; ++j) {
+      comparisons += tensor.sizes.size();
+      TESSERA_CHECK(comparisons <= kMostComparisons, "its ", order.size(),
+                    " chunks take more than ", kMostComparisons,
+                    " comparisons to find out whether they overlap");
+      TESSERA_CHECK(!common_block(one.offset, one.sizes, order[j]->offset, order[j]->sizes),
+                    "two of its chunks overlap");
+    }
+  }
+}
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int kVersion = 1;
+/// A hundred times that of a model of 400 billion parameters.
+constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 32;
+constexpr JsonLimits kManifestLimits{.depth = 32, .keys = 50'000'000, .values = 200'000'000};
+
+std::string hex(std::uint32_t number) {
+  return fmt::format("{:08x}", number);
+}
+
+std::uint32_t parse_hex(std::string_view text) {
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.begin(), text.end(), number, 16);
+  const bool lower = std::ranges::none_of(text, [](unsigned char c) { return std::isupper(c); });
+  TESSERA_CHECK(error == std::errc() && end == text.end() && text.size() == 8 && lower,
+                "a checksum is not eight hexadecimal digits");
+  return number;
+}
+
+/// The end of the text: the checksum of `body`.
+std::string ending(std::string_view body) {
+  return ",\"crc32c\":\"" + hex(detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
+}
+
+json file_json(const FileRecord& file) {
+  std::string sums;
+  for (const std::uint32_t sum : file.sums) {
+    sums += hex(sum);
+  }
+  return {{"name", file.name}, {"bytes", file.bytes}, {"crc32c", sums}};
+}
+
+json tensor_json(const ManifestTensor& tensor) {
+  json chunks = json::array();
+  for (const ManifestChunk& chunk : tensor.chunks) {
+    chunks.push_back({{"file", chunk.file}, {"offsets", chunk.offset}, {"sizes", chunk.sizes}});
+  }
+  json object = {{"dtype", tensor.dtype}, {"sizes", tensor.sizes}, {"chunks", chunks}};
+  if (!tensor.tied.empty()) {
+    object["tied"] = tensor.tied;
+  }
+  return object;
+}
+
+FileRecord parse_file(const json& value, Checksums checksums) {
+  const auto bytes = natural_number(value.at("bytes"), "the size of a file");
+  FileRecord file{value.at("name"), static_cast<std::uint64_t>(bytes), {}};
+  TESSERA_CHECK(is_shard_name(file.name), "it names the file ", json(file.name).dump(),
+                ", which is no shard of a step");
+  const auto& sums = value.at("crc32c").get_ref<const std::string&>();
+  const bool optional = checksums == Checksums::kOptional || file.bytes == 0;
+  TESSERA_CHECK(optional || !sums.empty(), "file '", file.name, "' has no checksums");
+  TESSERA_CHECK(sums.empty() || sums.size() == 8 * granules_of(file.bytes), "file '", file.name,
+                "' has checksums for another size");
+  for (std::size_t i = 0; i < sums.size(); i += 8) {
+    file.sums.push_back(parse_hex(std::string_view(sums).substr(i, 8)));
+  }
+  return file;
+}
+
+ManifestTensor parse_tensor(const json& value, std::size_t files) {
+  ManifestTensor tensor{value.at("dtype"), natural_numbers(value.at("sizes"), "its sizes"), {}, {}};
+  TESSERA_CHECK(find_dtype(tensor.dtype) != nullptr, "its dtype '", tensor.dtype, "' is unknown");
+  if (value.contains("tied")) {
+    tensor.tied = value.at("tied");
+  }
+  std::ranges::for_each(tensor.tied, check_tensor_name);
+  for (const json& each : value.at("chunks")) {
+    const auto file = natural_number(each.at("file"), "the file of a chunk");
+    ManifestChunk chunk{static_cast<std::size_t>(file),
+                        natural_numbers(each.at("offsets"), "a chunk's offsets"),
+                        natural_numbers(each.at("sizes"), "a chunk's sizes")};
+    TESSERA_CHECK(chunk.file < files, "a chunk is in file ", chunk.file, " of ", files);
+    check_block(tensor.sizes, chunk.offset, chunk.sizes);
+    tensor.chunks.push_back(std::move(chunk));
+  }
+  check_tiling(tensor);
+  return tensor;
+}
+
+/// Which older manifests lack.
+void parse_objects(Manifest& manifest, const json& root) {
+  manifest.stateful = root.value("stateful", json::object());
+  manifest.rank_states = root.value("rank_states", json::object());
+  TESSERA_CHECK(manifest.stateful.is_object() && manifest.rank_states.is_object(),
+                "the states of its objects have no names");
+  manifest.dropout_calls = root.value("dropout_calls", json::object());
+  TESSERA_CHECK(manifest.dropout_calls.is_object(), "its dropout_calls have no names");
+  for (const auto& [name, calls] : manifest.dropout_calls.items()) {
+    natural_number(calls, "a number of calls");
+  }
+  for (const auto& [name, states] : manifest.rank_states.items()) {
+    TESSERA_CHECK(states.is_array() && std::cmp_equal(states.size(), manifest.world_size),
+                  "it has not one state of '", name, "' for each of its ", manifest.world_size,
+                  " ranks");
+  }
+}
+
+Manifest from_json(const json& root, Checksums checksums) {
+  TESSERA_CHECK(root.at("format") == "tessera-checkpoint", "its format is another");
+  TESSERA_CHECK(root.at("version") == kVersion, "its version is ", root.at("version").dump(),
+                ", and this program reads ", kVersion);
+  Manifest manifest;
+  manifest.run_id = root.at("run_id");
+  manifest.step = natural_number(root.at("step"), "the step");
+  const auto ranks = natural_number(root.at("world_size"), "world_size");
+  TESSERA_CHECK(std::in_range<int>(ranks), "world_size is ", ranks, ", which is too large");
+  manifest.world_size = static_cast<int>(ranks);
+  manifest.mesh_sizes = natural_numbers(root.at("mesh").at("sizes"), "the mesh");
+  manifest.mesh_names = root.at("mesh").at("names").get<std::vector<std::string>>();
+  manifest.entries = root.at("entries");
+  TESSERA_CHECK(manifest.entries.is_object(), "its entries are no object");
+  parse_objects(manifest, root);
+  std::set<std::string> names;
+  for (const json& file : root.at("files")) {
+    manifest.files.push_back(parse_file(file, checksums));
+    TESSERA_CHECK(names.insert(manifest.files.back().name).second, "it names '",
+                  manifest.files.back().name, "' twice");
+  }
+  for (const auto& [name, value] : root.at("tensors").items()) {
+    check_tensor_name(name);  // before any message has the name
+    try {
+      manifest.tensors.emplace(name, parse_tensor(value, manifest.files.size()));
+    } catch (const Error& error) {
+      fail("tensor '", name, "': ", error.what());
+    }
+  }
+  return manifest;
+}
+
+}  // namespace
+
+bool is_shard_name(std::string_view name) {
+  constexpr std::string_view kForm = "shard-#####-model-#####-of-#####.safetensors";
+  return std::ranges::equal(name, kForm, [](char c, char form) {
+    return form == '#' ? c >= '0' && c <= '9' : c == form;
+  });
+}
+
+std::string to_text(const Manifest& manifest) {
+  json root;
+  root["format"] = "tessera-checkpoint";
+  root["version"] = kVersion;
+  root["run_id"] = manifest.run_id;
+  root["step"] = manifest.step;
+  root["world_size"] = manifest.world_size;
+  root["mesh"] = {{"sizes", manifest.mesh_sizes}, {"names", manifest.mesh_names}};
+  root["entries"] = manifest.entries;
+  if (!manifest.stateful.empty()) {
+    root["stateful"] = manifest.stateful;
+  }
+  if (!manifest.rank_states.empty()) {
+    root["rank_states"] = manifest.rank_states;
+  }
+  if (!manifest.dropout_calls.empty()) {
+    root["dropout_calls"] = manifest.dropout_calls;
+  }
+  root["files"] = json::array();
+  for (const FileRecord& file : manifest.files) {
+    root["files"].push_back(file_json(file));
+  }
+  root["tensors"] = json::object();
+  for (const auto& [name, tensor] : manifest.tensors) {
+    root["tensors"][name] = tensor_json(tensor);
+  }
+  std::string text = root.dump();
+  text.pop_back();  // the last brace: the checksum is a member of the object
+  return text + ending(text);
+}
+
+bool is_as_written(std::string_view text) {
+  const std::size_t length = ending("").size();
+  return text.size() > length &&
+         text.substr(text.size() - length) == ending(text.substr(0, text.size() - length));
+}
+
+Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
+                        Checksums checksums) {
+  try {
+    TESSERA_CHECK(text.size() > ending("").size(), "it has only ", text.size(), " bytes");
+    TESSERA_CHECK(is_as_written(text), "its bytes are not those that were written (CRC-32C)");
+    try {
+      return from_json(detail::parse_strict_json(text, kManifestLimits), checksums);
+    } catch (const json::exception& error) {
+      fail(error.what());
+    }
+  } catch (const Error& error) {
+    fail("the manifest '", path.string(), "' is not valid: ", error.what(),
+         ": copy the step again, or load another");
+  }
+}
+
+std::string read_manifest_text(const std::filesystem::path& folder) {
+  return files::read_file(folder / kManifestFile, "the manifest of a checkpoint", kMaxManifestBytes,
+                          files::Symlinks::kRefuse);
+}
+
+Manifest read_manifest(const std::filesystem::path& folder) {
+  return parse_manifest(read_manifest_text(folder), folder / kManifestFile);
+}
+
+}  // namespace tessera::checkpoint

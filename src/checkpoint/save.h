@@ -1,0 +1,54 @@
+// The stages of a save, at once and in the background.
+
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "manifest.h"
+#include "save_plan.h"
+#include "step_folder.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/export.h"
+
+namespace tessera::checkpoint {
+
+/// Everything that a save needs. It refers to the blocks' memory, and not to the model or
+/// optimizer.
+struct PreparedSave {
+  StepFolder folder;
+  int keep = 0;
+  Manifest manifest;             ///< without the sizes and checksums of the files
+  std::vector<ShardFile> files;  ///< of this rank
+};
+
+/// Checks and plans a save. Writes nothing. Collective over `hosts`. Throws Error as save() does.
+PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path& dir,
+                          std::int64_t step, const StateDict& state, const SaveOptions& options);
+
+}  // namespace tessera::checkpoint
+
+TESSERA_API_FOR_TEST_BEGIN
+namespace tessera::checkpoint {
+
+/// Writes the files of one rank into a step's folder, durable when this returns. At most 32 MiB of
+/// a tensor are copied at once.
+std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
+                                     const std::vector<ShardFile>& files);
+
+}  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END
+
+namespace tessera::checkpoint {
+
+/// Writes the prepared save, and commits it. Collective over `hosts`; may run on a separate thread.
+/// Throws Error as save() does, and PeerError.
+void save_step(comm::Communicator& hosts, PreparedSave save);
+
+/// Waits for the background save that uses this group. Throws its error on all ranks, unless every
+/// rank has thrown it already. Collective over `hosts`.
+void finish_pending_save(comm::Communicator& hosts);
+
+}  // namespace tessera::checkpoint

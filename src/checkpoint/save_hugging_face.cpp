@@ -1,0 +1,363 @@
+// Exports of a model, and of its adapters, to a folder.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "export_folder.h"
+#include "model_files.h"
+#include "parameters.h"
+#include "ranks.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/atomic_file.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
+  const c10::ScalarType type = tensor.scalar_type();
+  if (!c10::isFloatingType(type)) {
+    return type;
+  }
+  return dtype.value_or(type == c10::kDouble ? type : c10::kFloat);
+}
+
+}  // namespace
+
+std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters) {
+  std::vector<SentParameter> sent;
+  for (const NamedParameter& each : parameters) {
+    sent.push_back({each.slot, stored_tensors(each.names.front(), *each.slot)});
+  }
+  return sent;
+}
+
+std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
+                                              SentType dtype) {
+  std::vector<SafetensorsWriter::Item> items;
+  for (const SentParameter& each : parameters) {
+    check_one_value(*each.slot, each.tensors.front().name);
+    for (const StoredTensor& stored : each.tensors) {
+      items.push_back({stored.name, saved_type(each.slot->persistent(), dtype), stored.sizes});
+    }
+  }
+  return items;
+}
+
+void Receiver::write(const std::string& name, std::span<const std::int64_t> offset,
+                     const at::Tensor& block) {
+  if (failure_) {
+    return;
+  }
+  try {
+    write_(name, offset, block);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void Receiver::check() const {
+  if (failure_) {
+    std::rethrow_exception(failure_);
+  }
+}
+
+/// The same order on every rank: gather_blocks() is collective. A rank that fails within (its
+/// memory may be full) tells the others, who would wait for its blocks.
+void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
+              SentType dtype) {
+  const auto group = all_ranks(world);
+  try {
+    for (const SentParameter& each : parameters) {
+      const auto& tensor = each.slot->persistent();
+      gather_blocks(tensor, saved_type(tensor, dtype), *group,
+                    c10::Device(world.options().device).type(),
+                    [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+                      for (const StoredTensor& stored : each.tensors) {
+                        stored.visit(offset, block, [&](const auto& at, const at::Tensor& part) {
+                          receiver.write(stored.name, at, part);
+                        });
+                      }
+                    });
+    }
+  } catch (...) {
+    world.abort();
+    throw;
+  }
+}
+
+namespace {
+
+/// The type that a configuration says: the widest, so that readers who convert to it lose nothing.
+c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& items) {
+  const bool wide =
+      std::ranges::any_of(items, [](const auto& item) { return item.dtype == c10::kDouble; });
+  return wide ? c10::kDouble : c10::kFloat;
+}
+
+std::string config_of_export(const std::string& config_json,
+                             const std::vector<SafetensorsWriter::Item>& items,
+                             std::optional<c10::ScalarType> dtype) {
+  return config_of_weights(with_model_type(config_json, items),
+                           dtype.value_or(type_of_weights(items)));
+}
+
+std::vector<std::string> names_of_embedding(const std::vector<NamedParameter>& parameters) {
+  const auto found = std::ranges::find_if(
+      parameters, [](const NamedParameter& each) { return each.names.front() == kEmbedding; });
+  return found == parameters.end() ? std::vector<std::string>() : found->names;
+}
+
+void check_head(const std::string& config_json, const std::vector<NamedParameter>& parameters,
+                const std::vector<SafetensorsWriter::Item>& items) {
+  TESSERA_CHECK(!lacks_head(config_json, names_of_embedding(parameters)), "'", kEmbedding,
+                "' and '", kHead,
+                "' are one parameter of the model, but its config.json does not say "
+                "\"tie_word_embeddings\": true, without which readers draw the latter anew: say "
+                "true there");
+  TESSERA_CHECK(
+      !drops_head(config_json, items), "the model has '", kEmbedding, "' and '", kHead,
+      "', but its config.json says \"tie_word_embeddings\": true, with which readers drop "
+      "the latter: say false there, or tie the two (nn::ModuleBase::tie_slot)");
+}
+
+}  // namespace
+
+void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem::path& folder,
+                             const std::string& config_json, std::optional<c10::ScalarType> dtype) {
+  const std::vector<NamedParameter> named = model_slots(module);
+  const auto items = items_of(sent_by_name(named), dtype);
+  check_head(config_json, named, items);
+  check_export_folder(folder, config_of_export(config_json, items, dtype), bytes_of_all(items));
+}
+
+void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
+                       const std::filesystem::path& folder, const std::string& config_json,
+                       std::optional<c10::ScalarType> dtype, std::int64_t max_shard_bytes) {
+  const comm::CallerScope caller("save_hugging_face");
+  const at::NoGradGuard no_grad;
+  std::vector<SentParameter> parameters;
+  // On rank 0 alone. Its destructor removes the temporary files if anything below throws.
+  std::optional<ExportFolder> files;
+  run_or_fail_on_all(world, [&] {
+    const std::vector<NamedParameter> named = model_slots(module);
+    check_filled(named);
+    parameters = sent_by_name(named);
+    const auto items = items_of(parameters, dtype);
+    check_head(config_json, named, items);
+    if (world.rank() == 0) {
+      const std::string config = config_of_export(config_json, items, dtype);
+      check_export_folder(folder, config, bytes_of_all(items));
+      files.emplace(folder, items, config, max_shard_bytes);
+    }
+  });
+  Receiver receiver([&](const auto& name, auto offset, const at::Tensor& block) {
+    files->write(name, offset, block);
+  });
+  send_all(parameters, world, receiver, dtype);
+  run_or_fail_on_all(world, [&] {
+    if (files) {
+      receiver.check();
+      files->publish();
+    }
+  });
+}
+
+namespace {
+
+using nn::LoraLinear;
+
+std::int64_t rank_of(const LoraLinear& each) {
+  return each.branch->a->out_features();
+}
+
+/// PEFT's file has one value of each for all adapters.
+void check_alike(const LoraLinear& each, const LoraLinear& first) {
+  TESSERA_CHECK(rank_of(each) == rank_of(first) && each.branch->scale == first.branch->scale &&
+                    each.branch->dropout == first.branch->dropout,
+                "save_lora: the adapters of '", first.fqn, "' and '", each.fqn,
+                "' differ in rank, alpha or dropout; give all the same options");
+}
+
+std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
+  std::vector<LoraLinear> adapters = nn::lora_linears(module);
+  TESSERA_CHECK(!adapters.empty(), "save_lora: a ", module.name(),
+                " has no adapters; call nn::apply_lora before training");
+  for (const LoraLinear& each : adapters) {
+    check_alike(each, adapters.front());
+  }
+  return adapters;
+}
+
+std::string last_segment(const std::string& fqn) {
+  return fqn.substr(fqn.rfind('.') + 1);  // npos + 1 is 0
+}
+
+/// The FQNs of a module in Hugging Face's model; for a fused Linear, those of its parts.
+std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
+  const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
+  if (fused == nullptr) {
+    return {fqn};
+  }
+  const std::size_t end = fqn.rfind('.');
+  const std::string parent = end == std::string::npos ? "" : fqn.substr(0, end);
+  std::vector<std::string> names;
+  for (const nn::FusedPart& part : fused->parts()) {
+    names.push_back(nn::join_fqn(parent, part.name));
+  }
+  return names;
+}
+
+/// PEFT takes a name for all modules whose FQN it is or ends: "q_proj" where each q_proj has an
+/// adapter, else the FQNs.
+std::vector<std::string> target_modules(const nn::ModuleBase& module,
+                                        const std::vector<LoraLinear>& adapters) {
+  std::map<std::string, std::ptrdiff_t> without;  // modules of this name, less those with adapters
+  nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
+    for (const std::string& stored : stored_modules(fqn, each)) {
+      ++without[last_segment(stored)];
+    }
+  });
+  std::vector<std::string> targets;
+  for (const LoraLinear& each : adapters) {
+    for (const std::string& stored : stored_modules(each.fqn, *each.linear)) {
+      --without[last_segment(stored)];
+      targets.push_back(stored);
+    }
+  }
+  std::vector<std::string> names;
+  for (const std::string& target : targets) {
+    const std::string name = last_segment(target);
+    names.push_back(without[name] == 0 ? name : target);
+  }
+  std::ranges::sort(names);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+std::string config_of(const nn::ModuleBase& module, const std::vector<LoraLinear>& adapters,
+                      const std::string& base_model) {
+  const LoraLinear& first = adapters.front();
+  const nlohmann::ordered_json config = {
+      {"base_model_name_or_path", base_model},
+      {"bias", "none"},
+      {"fan_in_fan_out", false},
+      {"inference_mode", true},
+      {"lora_alpha", first.branch->scale * static_cast<double>(rank_of(first))},
+      {"lora_dropout", first.branch->dropout},
+      {"peft_type", "LORA"},
+      {"r", rank_of(first)},
+      {"target_modules", target_modules(module, adapters)},
+      {"task_type", "CAUSAL_LM"}};
+  return config.dump(2) + "\n";
+}
+
+std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
+  std::vector<NamedParameter> parameters;
+  for (const auto& [name, slot] : nn::lora_slots(module)) {
+    parameters.push_back({slot, {name}});
+  }
+  return parameters;
+}
+
+/// Under the names of the Linear's weight in files (several for a fused one): A is the same for all
+/// parts, and B is split as the weight's rows are.
+void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
+  SentParameter a{each.branch->a->weight.slot(), {}};
+  SentParameter b{each.branch->b->weight.slot(),
+                  stored_tensors(nn::join_fqn(each.fqn, "weight"), *each.linear->weight.slot())};
+  for (StoredTensor& part : b.tensors) {
+    const std::string module = part.name.substr(0, part.name.size() - std::string("weight").size());
+    const std::string name = "base_model.model." + module;
+    a.tensors.push_back(
+        {.name = name + "lora_A.weight", .sizes = a.slot->persistent().sizes().vec()});
+    part.name = name + "lora_B.weight";
+    part.sizes[1] = rank_of(each);
+  }
+  sent.push_back(std::move(a));
+  sent.push_back(std::move(b));
+}
+
+std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
+  std::vector<SentParameter> sent;
+  for (const LoraLinear& each : nn::lora_linears(module)) {
+    add_sent(sent, each);
+  }
+  return sent;
+}
+
+/// The configuration, of adapters that can be saved to the folder.
+std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
+                           const std::string& base_model) {
+  std::error_code missing;  // base_model may be a name
+  TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
+                "the adapters were to be "
+                "saved to '",
+                folder.string(),
+                "', but that is the folder of the model that they belong to; name another");
+  std::string config = config_of(module, adapters_of(module), base_model);
+  check_export_folder(folder, config, bytes_of_all(items_of(sent_adapters(module))),
+                      kAdapterConfig);
+  return config;
+}
+
+}  // namespace
+
+void check_save_lora(const nn::ModuleBase& module, const std::filesystem::path& folder,
+                     const std::string& base_model) {
+  checked_config(module, folder, base_model);
+}
+
+void save_lora(const nn::ModuleBase& module, comm::World& world,
+               const std::filesystem::path& folder, const std::string& base_model) {
+  const comm::CallerScope caller("save_lora");
+  const at::NoGradGuard no_grad;
+  std::vector<SentParameter> parameters;
+  std::string config;
+  // On rank 0 alone. Its destructor removes the temporary file if anything below throws.
+  std::optional<SafetensorsWriter> file;
+  run_or_fail_on_all(world, [&] {
+    adapters_of(module);
+    check_filled(parameters_of(module));
+    parameters = sent_adapters(module);
+    if (world.rank() == 0) {
+      config = checked_config(module, folder, base_model);
+      files::create_folders(folder);
+      file.emplace(folder / kAdapterFile, items_of(parameters));
+    }
+  });
+  Receiver receiver([&](const auto& name, auto offset, const at::Tensor& block) {
+    file->write(name, offset, block);
+  });
+  send_all(parameters, world, receiver);
+  run_or_fail_on_all(world, [&] {
+    if (file) {
+      receiver.check();
+      file->finish();
+      // This makes the folder an adapter. An older configuration is equal.
+      files::write_file(folder / kAdapterConfig, config);
+    }
+  });
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,197 @@
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <iterator>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "format.h"
+#include "manifest.h"
+#include "step_files.h"
+#include "stored_step.h"
+#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/core/detail/read_error.h"
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/threads.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+class Tasks {
+ public:
+  explicit Tasks(const std::vector<std::function<void()>>& tasks) : tasks_(tasks) {}
+
+  void run_what_is_left() {
+    for (std::size_t i = next_++; i < tasks_.size(); i = next_++) {
+      try {
+        tasks_[i]();
+      } catch (...) {
+        next_ = tasks_.size();
+        const std::lock_guard lock(mutex_);
+        error_ = error_ == nullptr ? std::current_exception() : error_;
+      }
+    }
+  }
+
+  void rethrow() const {
+    if (error_ != nullptr) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+ private:
+  const std::vector<std::function<void()>>& tasks_;
+  std::atomic<std::size_t> next_{0};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
+  Tasks left(tasks);
+  const tessera::detail::StateOfThread state;
+  const comm::ListedThread& caller = comm::listed_thread();
+  // Joins the threads, also after an exception.
+  std::vector<std::jthread> others;
+  try {
+    while (static_cast<int>(others.size()) + 1 < threads) {
+      others.emplace_back([&] {
+        const tessera::detail::StateOfThreadScope guard(state);
+        const comm::WorkFor for_caller(caller);
+        left.run_what_is_left();
+      });
+    }
+  } catch (const std::exception&) {
+    // No thread, or no memory for it: fewer threads do the same work.
+  }
+  left.run_what_is_left();
+  others.clear();
+  left.rethrow();
+}
+
+namespace {
+
+/// A thread for less would cost more than it saves.
+constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
+
+void read_piece(const SafetensorsFile& file, const std::string& name,
+                std::span<const std::int64_t> from, const at::Tensor& target) {
+  try {
+    file.read_into(name, from, target);
+  } catch (const detail::ReadError&) {
+    throw;
+  } catch (const Error& error) {
+    fail("tensor '", name, "': ", error.what());
+  }
+}
+
+}  // namespace
+
+/// A piece is in memory in the file's type too, which may be the wider one.
+void PieceReads::add(const SafetensorsFile& file, const std::string& name,
+                     std::span<const std::int64_t> from, const at::Tensor& target) {
+  const std::int64_t width = std::max(
+      target.element_size(), static_cast<std::int64_t>(c10::elementSize(file.entry(name).dtype)));
+  for_each_piece(target.sizes(), limits_.piece_bytes / width, [&](auto offset, auto sizes) {
+    const at::Tensor piece = block_at(target, offset, sizes);
+    pieces_.push_back({[&file, name, place = moved(from, offset), piece] {
+                         read_piece(file, name, place, piece);
+                       },
+                       static_cast<std::int64_t>(piece.nbytes())});
+  });
+  bytes_ += static_cast<std::int64_t>(target.nbytes());
+}
+
+/// Each thread that needs a part of a shared MiB reads it. So a thread takes several neighbours at
+/// a time: few shares, but more of them than threads, which may differ in speed.
+void PieceReads::run() {
+  const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
+  const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);
+  std::vector<std::function<void()>> shares;
+  for (std::size_t first = 0, end = 0; first < pieces_.size(); first = end) {
+    for (std::int64_t bytes = 0; end < pieces_.size() && bytes < bytes_of_share; ++end) {
+      bytes += pieces_[end].bytes;
+    }
+    shares.push_back([this, first, end] {
+      for (std::size_t i = first; i < end; ++i) {
+        pieces_[i].read();
+      }
+    });
+  }
+  run_on_threads(static_cast<int>(threads), shares);
+}
+
+StoredStep::StoredStep(std::filesystem::path folder, Manifest manifest)
+    : folder_(std::move(folder)), manifest_(std::move(manifest)) {
+  for (const auto& [name, tensor] : manifest_.tensors) {
+    for (const std::string& tied : tensor.tied) {
+      stored_names_.emplace(tied, name);
+    }
+  }
+}
+
+const std::string& StoredStep::stored_name(const std::string& name) const {
+  const auto tied = stored_names_.find(name);
+  return manifest_.tensors.contains(name) || tied == stored_names_.end() ? name : tied->second;
+}
+
+const ManifestTensor* StoredStep::find(const std::string& name) const {
+  const auto found = manifest_.tensors.find(stored_name(name));
+  return found == manifest_.tensors.end() ? nullptr : &found->second;
+}
+
+void StoredStep::want(const std::string& name, std::span<const std::int64_t> offset,
+                      const at::Tensor& block) {
+  const ManifestTensor& tensor = *find(name);
+  const std::span<const std::int64_t> sizes(block.sizes().data(), block.sizes().size());
+  for (const ManifestChunk& chunk : tensor.chunks) {
+    const auto common = common_block(offset, sizes, chunk.offset, chunk.sizes);
+    if (!common) {
+      continue;
+    }
+    std::vector<std::int64_t> within;
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      within.push_back(common->global_offset[dim] - offset[dim]);
+    }
+    wanted_[chunk.file].push_back({stored_name(name), &tensor, &chunk, common->local_offset,
+                                   local_block(block, Box{{}, within, common->sizes})});
+  }
+}
+
+SafetensorsFile StoredStep::open(std::size_t file, const std::vector<Wanted>& wanted) const {
+  SafetensorsFile opened = open_file_of_step(folder_, manifest_.files.at(file));
+  for (const Wanted& each : wanted) {
+    check_entry(opened, each.name, *each.tensor, *each.chunk);
+  }
+  return opened;
+}
+
+void StoredStep::check() const {
+  for (const auto& [file, wanted] : wanted_) {
+    open(file, wanted);
+  }
+}
+
+void StoredStep::read(const ReadLimits& limits) {
+  for (const auto& [index, wanted] : std::exchange(wanted_, {})) {
+    const SafetensorsFile file = open(index, wanted);
+    // In the file's order: a MiB that neighbours share is read once.
+    std::vector<const Wanted*> order;
+    std::ranges::transform(wanted, std::back_inserter(order),
+                           [](const auto& each) { return &each; });
+    std::ranges::stable_sort(order, {},
+                             [&](const auto* each) { return file.entry(each->name).offset; });
+    PieceReads reads(limits);
+    for (const Wanted* each : order) {
+      reads.add(file, each->name, each->from, each->target);
+    }
+    reads.run();
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,430 @@
+// Notes each allocation and its end with the current phase and lane. The purpose of a block is
+// known only when it is freed: a block that a forward leaves allocated is an activation.
+#include "tessera/observe/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <iterator>
+#include <limits>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/devices.h"
+#include "tessera/observe/detail/memory_log.h"
+
+namespace tessera::observe {
+
+using comm::Lane;
+
+const char* to_string(MemoryPhase phase) {
+  constexpr std::array names{"setup", "forward", "backward", "update"};
+  return names[static_cast<std::size_t>(phase)];
+}
+
+const char* to_string(MemoryKind kind) {
+  constexpr std::array<const char*, kMemoryKinds> names{
+      "parameters",           "optimizer",   "gradients", "gathered parameters",
+      "gradients on the way", "activations", "temporary"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+bool is_state(MemoryKind kind) {
+  return kind == MemoryKind::kParameters || kind == MemoryKind::kOptimizer ||
+         kind == MemoryKind::kGradients;
+}
+
+/// Recognises FSDP's communication by the lane.
+class MemoryLog::Lanes final : public comm::Streams {
+ public:
+  Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}
+  comm::StreamEventPtr record(Lane lane) override { return inner_->record(lane); }
+  void wait(Lane lane, const comm::StreamEventPtr& event) override { inner_->wait(lane, event); }
+  void synchronize(const comm::StreamEventPtr& event) override { inner_->synchronize(event); }
+
+  void note(const std::string& what) override { inner_->note(what); }
+  void begin_unit(Lane lane, const std::string& unit) override { inner_->begin_unit(lane, unit); }
+
+ private:
+  void enter(Lane lane) override {
+    inner_scope_.emplace(*inner_, lane);
+    const std::lock_guard lock(log_.mutex_);
+    log_.lane_ = lane;
+  }
+  void leave() override {
+    inner_scope_.reset();
+    const std::lock_guard lock(log_.mutex_);
+    log_.lane_ = Lane::kCompute;
+  }
+
+  MemoryLog& log_;
+  comm::StreamsPtr inner_;
+  std::optional<comm::LaneScope> inner_scope_;
+};
+
+MemoryLog::MemoryLog(TensorMemoryOptions options) : reserve_only_(options.reserve_only) {
+  options.observer = [this](const TensorBlock& block) { note(block); };
+  count_tensor_memory(std::move(options));
+}
+
+MemoryLog::~MemoryLog() {
+  count_tensor_memory({.reserve_only = reserve_only_});
+}
+
+comm::StreamsPtr MemoryLog::memory_lanes(comm::StreamsPtr lanes) {
+  return std::make_shared<Lanes>(*this, std::move(lanes));
+}
+
+void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(blocks_, [](const auto& entry) {
+    return entry.second.ended != std::numeric_limits<int>::max();
+  });
+  for (auto& [number, block] : blocks_) {
+    block.earlier = true;
+  }
+  events_.clear();
+  phase_ = MemoryPhase::kForward;
+  phases_ += 1;
+  peak_ = 0;
+  where_ = std::move(where);
+  follows_moments_ = moments;
+  moments_.assign(1, "the forward");
+  moment_ = 0;
+}
+
+namespace {
+
+/// Whether the thread is in what changes the parameters, or in what comes before it.
+bool is_update(std::string_view caller) {
+  return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
+}
+
+}  // namespace
+
+/// Phases are not announced: autograd knows when it runs, and code that clips norms or updates
+/// names itself.
+void MemoryLog::update_phase() {
+  if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
+    return;
+  }
+  MemoryPhase now =
+      tessera::detail::backward_id() >= 0 ? MemoryPhase::kBackward : MemoryPhase::kForward;
+  if (is_update(comm::CallerScope::outermost())) {
+    now = MemoryPhase::kUpdate;
+  }
+  phases_ += now == phase_ ? 0 : 1;
+  phase_ = now;
+}
+
+/// Usually the moment of the allocation before.
+void MemoryLog::update_moment() {
+  std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
+  if (name.empty()) {
+    name = std::string("the ") + to_string(phase_);
+  }
+  if (moments_[moment_] != name) {
+    const auto known = std::ranges::find(moments_, name);
+    moment_ = static_cast<std::size_t>(known - moments_.begin());
+    if (known == moments_.end()) {
+      moments_.push_back(std::move(name));
+    }
+  }
+}
+
+/// The thread that reads batches ahead allocates, too, whatever the phase.
+void MemoryLog::note(const TensorBlock& block) {
+  const std::lock_guard lock(mutex_);
+  const bool by_step = std::this_thread::get_id() == thread_;
+  if (by_step) {
+    update_phase();
+  }
+  if (block.freed) {
+    const auto known = blocks_.find(block.number);
+    if (known == blocks_.end()) {
+      return;  // of an earlier rank
+    }
+    known->second.ended = phases_;
+    live_blocks_.erase(known->second.data);
+    live_ -= block.bytes;
+    events_.push_back({block.number, true, phase_, moment_});
+    return;
+  }
+  blocks_[block.number] = {.data = block.data,
+                           .bytes = block.bytes,
+                           .born = phase_,
+                           .lane = by_step ? lane_ : Lane::kCompute,
+                           .began = phases_,
+                           .ended = std::numeric_limits<int>::max()};
+  live_blocks_[block.data] = block.number;
+  live_ += block.bytes;
+  if (follows_moments_ && by_step) {
+    update_moment();
+  }
+  events_.push_back({block.number, false, phase_, moment_});
+  if (live_ > peak_ && by_step && where_) {
+    note_peak();
+  }
+}
+
+void MemoryLog::note_peak() {
+  peak_ = live_;
+  peak_event_ = events_.size();
+  peak_moment_ = where_();
+  if (peak_moment_.empty()) {
+    peak_moment_ = std::string("the ") + to_string(phase_);
+  }
+}
+
+void MemoryLog::assign_parameter(const at::Tensor& tensor) {
+  const void* data = tensor.const_data_ptr();
+  const std::lock_guard lock(mutex_);
+  const auto after = live_blocks_.upper_bound(data);
+  if (data == nullptr || after == live_blocks_.begin()) {
+    return;
+  }
+  const auto& [begin, number] = *std::prev(after);
+  Block& block = blocks_.at(number);
+  if (static_cast<const char*>(data) < static_cast<const char*>(begin) + block.bytes) {
+    block.is_parameter = true;
+  }
+}
+
+MemoryKind MemoryLog::kind_of(const Block& block) {
+  if (block.earlier && block.born == MemoryPhase::kUpdate) {
+    return MemoryKind::kOptimizer;
+  }
+  if (block.earlier && block.born == MemoryPhase::kBackward) {
+    return MemoryKind::kGradients;
+  }
+  if (block.earlier) {
+    // The first forward makes shards, which are assigned, and masks, which are not.
+    return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
+                                                                      : MemoryKind::kParameters;
+  }
+  if (block.lane == Lane::kAllGather) {
+    return MemoryKind::kGathered;
+  }
+  const bool outlives = block.ended > block.began;
+  if (outlives && block.born == MemoryPhase::kBackward) {
+    return MemoryKind::kGradients;
+  }
+  if (block.lane == Lane::kReduceScatter) {
+    return MemoryKind::kReduced;
+  }
+  return outlives && block.born == MemoryPhase::kForward ? MemoryKind::kActivations
+                                                         : MemoryKind::kTemporary;
+}
+
+/// The allocated memory, block after block, and its maximum.
+class MemoryLog::Count {
+ public:
+  Count(StepMemory& memory, bool on_host) : memory_(memory), on_host_(on_host) {}
+
+  void add(const Block& block, std::int64_t sign) {
+    const MemoryKind kind = kind_of(block);
+    const auto at = static_cast<std::size_t>(kind);
+    live_[at] += sign * block.bytes;
+    memory_.most[at] = std::max(memory_.most[at], live_[at]);
+    sum_ += on_host_ && is_state(kind) ? 0 : sign * block.bytes;
+  }
+  /// Whether the memory is at a new maximum; if so, notes it.
+  bool is_peak() {
+    if (sum_ <= memory_.peak_bytes) {
+      return false;
+    }
+    memory_.peak_bytes = sum_;
+    memory_.at_peak = live_;
+    return true;
+  }
+  /// Notes the memory after an event, if it is a new maximum of its moment.
+  void note(std::size_t event, const std::string& moment) {
+    auto& [at, most] = moments_[moment];
+    if (sum_ > most.bytes) {
+      at = event;
+      most = {moment, sum_, live_};
+    }
+  }
+  void end() {
+    std::map<std::size_t, MomentMemory> by_event;
+    for (auto& [name, most] : moments_) {
+      by_event.insert(std::move(most));
+    }
+    for (auto& [event, most] : by_event) {
+      memory_.moments.push_back(std::move(most));
+    }
+  }
+
+ private:
+  StepMemory& memory_;
+  bool on_host_;
+  BytesByKind live_{};
+  std::map<std::string, std::pair<std::size_t, MomentMemory>> moments_;  ///< with their events
+  std::int64_t sum_ = 0;
+};
+
+StepMemory MemoryLog::use(bool on_host) const {
+  const std::lock_guard lock(mutex_);
+  StepMemory memory;
+  Count count(memory, on_host);
+  for (const auto& [number, block] : blocks_) {
+    if (block.earlier) {
+      count.add(block, 1);
+    }
+  }
+  for (std::size_t i = 0; i < events_.size(); ++i) {
+    if (const auto found = blocks_.find(events_[i].number); found != blocks_.end()) {
+      count.add(found->second, events_[i].freed ? -1 : 1);
+    }
+    if (follows_moments_ && !events_[i].freed) {
+      count.note(i, moments_[events_[i].moment]);
+    }
+    if (count.is_peak()) {
+      memory.peak_moment =
+          i + 1 == peak_event_ ? peak_moment_ : std::string("the ") + to_string(events_[i].phase);
+    }
+  }
+  count.end();
+  return memory;
+}
+
+namespace {
+
+/// Below this a block is cheaper from the heap than from the system.
+constexpr std::size_t kReserveFrom = std::size_t{1} << 16;
+
+TensorMemoryOptions& counting_options() {
+  static TensorMemoryOptions options;
+  return options;
+}
+
+std::atomic<bool> counting = false;
+std::atomic<std::int64_t> live = 0;
+std::atomic<std::int64_t> highest = 0;
+std::atomic<std::uint64_t> allocations = 0;
+
+/// Data that is needed when a block is freed.
+struct Counted {
+  TensorBlock block;
+  c10::DataPtr memory;             ///< from libtorch's allocator
+  std::size_t reserved_bytes = 0;  ///< or from the system
+};
+
+/// By address: libtorch's raw allocations know nothing else of a block.
+struct Blocks {
+  std::mutex mutex;
+  std::unordered_map<void*, Counted> by_address;
+};
+/// Never freed: tensors may outlive main().
+Blocks& blocks() {
+  static auto* const all = new Blocks();
+  return *all;
+}
+
+void raise_highest(std::int64_t now) {
+  std::int64_t before = highest.load();
+  while (before < now && !highest.compare_exchange_weak(before, now)) {
+  }
+}
+
+void tell(const TensorBlock& block) {
+  if (counting_options().observer) {
+    counting_options().observer(block);
+  }
+}
+
+Counted take_block(void* data) {
+  const std::lock_guard lock(blocks().mutex);
+  const auto found = blocks().by_address.find(data);
+  Counted counted = std::move(found->second);
+  blocks().by_address.erase(found);
+  return counted;
+}
+
+void free_counted(void* data) {
+  if (data == nullptr) {
+    return;
+  }
+  Counted counted = take_block(data);
+  live -= counted.block.bytes;
+  counted.block.freed = true;
+  tell(counted.block);
+  if (counted.reserved_bytes > 0) {
+    munmap(data, counted.reserved_bytes);
+  }
+}
+
+void* reserve(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TESSERA_CHECK(
+      memory != MAP_FAILED, "can't reserve ", bytes,
+      " bytes of addresses for a tensor; ask for a smaller batch or shorter sequences, or "
+      "lift a limit of this process (ulimit -v)");
+  return memory;
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  explicit CountingAllocator(c10::Allocator* inner) : inner_(inner) {}
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) {
+      return {nullptr, nullptr, &free_counted, c10::Device(c10::kCPU)};
+    }
+    const TensorMemoryOptions& options = counting_options();
+    const auto size = static_cast<std::int64_t>(bytes);
+    Counted counted;
+    counted.block = {++allocations,
+                     (size + options.granularity - 1) / options.granularity * options.granularity,
+                     false};
+    const bool reserves = options.reserve_only && bytes >= kReserveFrom;
+    counted.reserved_bytes = reserves ? bytes : 0;
+    counted.memory = reserves ? c10::DataPtr() : inner_->allocate(bytes);
+    void* const data = reserves ? reserve(bytes) : counted.memory.get();
+    counted.block.data = data;
+    const TensorBlock block = counted.block;
+    {
+      const std::lock_guard lock(blocks().mutex);
+      blocks().by_address.emplace(data, std::move(counted));
+    }
+    raise_highest(live += block.bytes);
+    tell(block);
+    return {data, data, &free_counted, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_counted; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  c10::Allocator* inner_;
+};
+
+}  // namespace
+
+void count_tensor_memory(TensorMemoryOptions options) {
+  counting_options() = std::move(options);
+  if (counting.exchange(true)) {
+    return;
+  }
+  // Never freed: tensors may outlive main().
+  static auto* const allocator = new CountingAllocator(tessera::detail::cpu_allocator());
+  tessera::detail::set_cpu_allocator(allocator);
+}
+
+std::optional<std::int64_t> tensor_bytes() {
+  return counting ? std::optional(live.load()) : std::nullopt;
+}
+
+std::optional<std::int64_t> take_peak_tensor_bytes() {
+  return counting ? std::optional(highest.exchange(live.load())) : std::nullopt;
+}
+
+}  // namespace tessera::observe

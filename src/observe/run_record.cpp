@@ -1,0 +1,77 @@
+#include "tessera/observe/run_record.h"
+
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/atomic_file.h"
+#include "tessera/core/error.h"
+#include "tessera/core/layout.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::observe {
+namespace {
+
+/// "dp: Shard(0), tp: Replicate()"; a mesh without names counts its dimensions.
+std::string text_of(const Placements& placements, const std::vector<std::string>& names) {
+  std::vector<std::string> parts;
+  for (std::size_t dim = 0; dim < placements.size(); ++dim) {
+    parts.push_back(fmt::format("{}: {}", names.empty() ? std::to_string(dim) : names[dim],
+                                to_string(placements[dim])));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+/// The layout itself if no list of placements describes it.
+/// sharding_spec() throws nothing here: the caller has made sure that the tensor is distributed.
+std::string placements_text(const at::Tensor& tensor) {
+  const auto& spec = sharding_spec(tensor);
+  try {
+    return text_of(DistributedTensor(tensor).placements(), spec.mesh.shape().names());
+  } catch (const Error&) {
+    return to_string(*spec.layout);
+  }
+}
+
+/// A plain parameter has "-" for placements, and is local as a whole.
+ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
+  const auto& local = local_tensor(tensor);
+  return {name, tensor.sizes().vec(),
+          tessera::is_distributed(tensor) ? placements_text(tensor) : "-", local.sizes().vec(),
+          static_cast<std::int64_t>(local.nbytes())};
+}
+
+}  // namespace
+
+std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module) {
+  std::vector<ShardingRow> table;
+  for (const auto& [name, slot] : module.named_slots()) {
+    // The persistent tensor is what a rank keeps; FSDP's unsharded one comes and goes.
+    table.push_back(row_of(name, slot->persistent()));
+  }
+  return table;
+}
+
+void write_run_record(const RunRecord& record, const std::filesystem::path& path) {
+  nlohmann::ordered_json json = {{"title", record.title},
+                                 {"configuration", nlohmann::ordered_json::object()},
+                                 {"sharding", nlohmann::ordered_json::array()}};
+  for (const auto& [name, value] : record.configuration) {
+    json["configuration"][name] = value;
+  }
+  for (const ShardingRow& row : record.sharding) {
+    json["sharding"].push_back({{"name", row.name},
+                                {"sizes", row.sizes},
+                                {"placements", row.placements},
+                                {"local_sizes", row.local_sizes},
+                                {"local_bytes", row.local_bytes}});
+  }
+  // A value of the command line may hold any bytes.
+  files::write_file(
+      path, json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace tessera::observe

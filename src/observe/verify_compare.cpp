@@ -1,0 +1,764 @@
+// Compares the run on the mesh with the run on one rank. Distributed tensors are made whole, plain
+// parts of several ranks are joined, and the ranks combine what each has found.
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/agreement.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "verify_parts.h"
+
+namespace tessera::observe {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// ---- Two tensors.
+
+/// For arithmetic without a further rounding.
+at::Tensor as_doubles(const at::Tensor& tensor) {
+  return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
+}
+
+/// The element in which two tensors of equal sizes differ most, the first of several.
+struct Farthest {
+  double distance = 0;     ///< infinity if only one of them is NaN or infinite there
+  std::int64_t index = 0;  ///< in row-major order
+  double value = 0, expected = 0;
+};
+
+Farthest farthest(const at::Tensor& tensor, const at::Tensor& expected) {
+  if (expected.numel() == 0) {
+    return {};
+  }
+  const at::Tensor ours = as_doubles(tensor);
+  const at::Tensor theirs = as_doubles(expected);
+  const at::Tensor same = ours.eq(theirs).logical_or(ours.isnan().logical_and(theirs.isnan()));
+  const at::Tensor apart =
+      at::where(same, at::zeros_like(ours), ours.sub(theirs).abs()).nan_to_num(kInfinity).flatten();
+  const auto index = apart.argmax().item<std::int64_t>();
+  return {apart[index].item<double>(), expected.is_complex() ? index / 2 : index,
+          ours.flatten()[index].item<double>(), theirs.flatten()[index].item<double>()};
+}
+
+/// The largest finite absolute value; 0 of an empty tensor.
+double largest_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  return as_doubles(tensor).nan_to_num(0, 0, 0).abs().max().item<double>();
+}
+
+std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef sizes) {
+  std::vector<std::int64_t> coordinate(sizes.size());
+  for (std::size_t dim = sizes.size(); dim-- > 0;) {
+    coordinate[dim] = index % sizes[dim];
+    index /= sizes[dim];
+  }
+  return coordinate;
+}
+
+/// "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
+std::string layout_of(const at::Tensor& tensor) {
+  const std::string sizes = fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
+  if (!tessera::is_distributed(tensor)) {
+    return sizes + ", plain";
+  }
+  const ShardingSpec& spec = sharding_spec(tensor);
+  std::string placements;
+  try {
+    placements = to_string(to_placements(*spec.layout, tensor.sizes()));
+  } catch (const Error&) {  // a layout that no list of placements describes
+    placements = to_string(*spec.layout);
+  }
+  return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
+}
+
+// ---- Copies of heads. Some styles compute each key-value head on several ranks. These copies are
+// consecutive along the dimension of the heads, and a rank's shard is one head.
+
+/// The only dimension in which sizes differ; -1 if there is none or several.
+std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
+  std::int64_t found = -1;
+  for (std::size_t dim = 0; sizes.size() == others.size() && dim < sizes.size(); ++dim) {
+    if (sizes[dim] != others[dim]) {
+      if (found >= 0) {
+        return -1;
+      }
+      found = static_cast<std::int64_t>(dim);
+    }
+  }
+  return found;
+}
+
+/// If `whole` has several copies of each head: the copy that differs most from `one_rank`. Else
+/// `whole`.
+at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::Tensor& one_rank) {
+  if (!one_rank.defined() || shard.size() != static_cast<std::size_t>(one_rank.dim())) {
+    return whole;
+  }
+  const std::int64_t dim = other_dim(whole.sizes(), one_rank.sizes());
+  if (dim < 0) {
+    return whole;
+  }
+  const std::int64_t head = shard[static_cast<std::size_t>(dim)], once = one_rank.size(dim);
+  if (head == 0 || once == 0 || once % head != 0 || whole.size(dim) % once != 0) {
+    return whole;
+  }
+  const std::vector<at::Tensor> copies =
+      whole.unflatten(dim, {once / head, whole.size(dim) / once, head})
+          .movedim(dim + 1, 0)
+          .flatten(dim + 1, dim + 2)
+          .unbind();
+  return *std::ranges::max_element(
+      copies, {}, [&](const at::Tensor& copy) { return farthest(copy, one_rank).distance; });
+}
+
+// ---- Pairs of tensors.
+
+/// One tensor of both runs; undefined where a run has none.
+struct Pair {
+  SeenTensor of;  ///< its value is not used
+  at::Tensor on_mesh, one_rank;
+  double noise = 0;
+  std::string layout{};   ///< on the mesh, for messages
+  std::string missing{};  ///< why one run has none
+};
+
+/// "is never called on the mesh".
+std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const SeenRun& one_rank) {
+  if (tensor.call == 0) {
+    return "exists in one of the two runs alone";
+  }
+  const auto count = [&](const SeenRun& run) {
+    const auto found = run.calls.find(tensor.fqn);
+    return found == run.calls.end() ? 0 : found->second;
+  };
+  const auto times = [](int calls) {
+    return calls == 0   ? std::string("never called")
+           : calls == 1 ? std::string("called once")
+                        : fmt::format("called {} times", calls);
+  };
+  const int here = count(on_mesh), there = count(one_rank);
+  if (here == there) {
+    return "has another number of tensors there";
+  }
+  return here == 0
+             ? "is never called on the mesh"
+             : fmt::format("is {} on the mesh, and {} on one rank", times(here), times(there));
+}
+
+/// In the order of one rank's run; `noise` is for its tensors.
+std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
+                           const std::vector<SeenTensor>& one_rank,
+                           const std::vector<double>& noise) {
+  std::map<std::string, at::Tensor> rest;
+  for (const SeenTensor& tensor : on_mesh) {
+    rest.emplace(tensor.name, tensor.value);
+  }
+  std::vector<Pair> pairs;
+  for (std::size_t i = 0; i < one_rank.size(); ++i) {
+    const auto found = rest.extract(one_rank[i].name);
+    pairs.push_back(
+        {one_rank[i], found.empty() ? at::Tensor() : found.mapped(), one_rank[i].value, noise[i]});
+  }
+  for (const SeenTensor& tensor : on_mesh) {
+    if (rest.contains(tensor.name)) {
+      pairs.push_back({tensor, tensor.value, at::Tensor()});
+    }
+  }
+  for (Pair& pair : pairs) {
+    pair.of.value = at::Tensor();
+    pair.layout = pair.on_mesh.defined() ? layout_of(pair.on_mesh) : "";
+  }
+  return pairs;
+}
+
+/// Both runs' calls. An input that one run lacks is left out.
+std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank,
+                                 const std::vector<double>& noise) {
+  std::vector<Pair> pairs = pairs_of(on_mesh.tensors, one_rank.tensors, noise);
+  std::erase_if(pairs, [](const Pair& pair) {
+    return pair.of.is_input && pair.on_mesh.defined() != pair.one_rank.defined();
+  });
+  for (Pair& pair : pairs) {
+    if (pair.on_mesh.defined() != pair.one_rank.defined()) {
+      pair.missing = why_missing(pair.of, on_mesh, one_rank);
+    }
+  }
+  return pairs;
+}
+
+/// What one run has of a pair, in one line.
+std::string kind_of(const Pair& pair) {
+  if (!pair.on_mesh.defined()) {
+    return "no " + pair.of.name;
+  }
+  return fmt::format("the {}, {}", pair.of.name,
+                     tessera::is_distributed(pair.on_mesh) ? pair.layout : "plain");
+}
+
+/// The first line in which two texts differ, of each.
+std::pair<std::string, std::string> first_lines_apart(const std::string& a, const std::string& b) {
+  const auto end = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+  const std::size_t before = end == 0 ? std::string::npos : a.rfind('\n', end - 1);
+  const std::size_t begin = before == std::string::npos ? 0 : before + 1;
+  const auto line = [begin](const std::string& text) {
+    return begin == text.size() ? "nothing else"
+                                : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  return {line(a), line(b)};
+}
+
+/// Whether parts of the tensor may have to be joined.
+bool has_other_sizes(const Pair& pair) {
+  return pair.on_mesh.defined() && pair.one_rank.defined() &&
+         pair.on_mesh.sizes() != pair.one_rank.sizes();
+}
+
+// ---- Plain parts of several ranks.
+
+/// Type, sizes, then the values. For an undefined tensor only a type that no tensor has.
+std::string to_bytes(const at::Tensor& tensor) {
+  std::vector<std::int64_t> header{-1};
+  at::Tensor values;
+  if (tensor.defined()) {
+    values = tensor.cpu().contiguous();
+    header = {static_cast<std::int64_t>(values.scalar_type()), values.dim()};
+    header.insert(header.end(), values.sizes().begin(), values.sizes().end());
+  }
+  std::string bytes(reinterpret_cast<const char*>(header.data()), header.size() * sizeof header[0]);
+  if (values.defined()) {
+    bytes.append(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+  }
+  return bytes;
+}
+
+at::Tensor from_bytes(const std::string& bytes) {
+  const auto number = [&](std::size_t index) {
+    std::int64_t value = 0;
+    std::memcpy(&value, bytes.data() + index * sizeof value, sizeof value);
+    return value;
+  };
+  if (number(0) < 0) {
+    return {};
+  }
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t dim = 0; dim < number(1); ++dim) {
+    sizes.push_back(number(static_cast<std::size_t>(2 + dim)));
+  }
+  at::Tensor tensor = at::empty(sizes, static_cast<at::ScalarType>(number(0)));
+  if (tensor.numel() > 0) {
+    const std::size_t header = bytes.size() - tensor.nbytes();
+    std::memcpy(tensor.mutable_data_ptr(), bytes.data() + header, tensor.nbytes());
+  }
+  return tensor;
+}
+
+/// The parts one after another along `dim`; nullopt if they do not fit together.
+std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
+  std::vector<std::int64_t> like = parts.front().sizes().vec();
+  for (const at::Tensor& part : parts) {
+    std::vector<std::int64_t> sizes = part.sizes().vec();
+    if (sizes.size() != like.size()) {
+      return std::nullopt;
+    }
+    sizes[static_cast<std::size_t>(dim)] = like[static_cast<std::size_t>(dim)];
+    if (sizes != like) {
+      return std::nullopt;
+    }
+  }
+  return at::cat(parts, dim);
+}
+
+/// The ranks of a mesh, by whether they have different samples.
+class PairingRanks {
+ public:
+  PairingRanks(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims) : mesh_(mesh) {
+    if (!batch_dims.empty()) {
+      batches_ = mesh.slice(batch_dims);
+    }
+    if (const auto others = other_dims(mesh, batch_dims); !others.empty()) {
+      peers_ = mesh.slice(others);
+    }
+  }
+
+  /// Makes distributed tensors whole, and joins plain parts. Collective. Throws Error, on every
+  /// rank, if the ranks of one part of the batch do not have the same tensors; with `all`, if any
+  /// ranks do not.
+  void make_whole(std::vector<Pair>& pairs, bool all) const {
+    agree(all ? mesh_ : peers_, pairs);
+    for (Pair& pair : pairs) {
+      if (pair.on_mesh.defined() && tessera::is_distributed(pair.on_mesh)) {
+        const std::vector<std::int64_t> shard = local_tensor(pair.on_mesh).sizes().vec();
+        pair.on_mesh =
+            worst_copy(DistributedTensor(pair.on_mesh).full_tensor(), shard, pair.one_rank);
+      }
+    }
+    if (peers_) {
+      join_parts(pairs);
+    }
+  }
+
+  /// The mean over the parts of the batch. Collective.
+  at::Tensor mean_over_batches(const at::Tensor& tensor) const {
+    if (!batches_ || batches_.size() == 1) {
+      return tensor;
+    }
+    at::Tensor mean = tensor.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous();
+    flush_pending_transfers(batches_.group_of_all_ranks()).all_reduce(mean, ReduceOp::kSum)->wait();
+    return mean.div_(batches_.size()).to(tensor.scalar_type());
+  }
+
+ private:
+  /// Ranks that make a tensor whole must all have it, or they would wait for one another.
+  void agree(const DeviceMesh& among, const std::vector<Pair>& pairs) const {
+    std::string own;
+    for (const Pair& pair : pairs) {
+      own += kind_of(pair) + "\n";
+    }
+    const std::string problem = among ? disagreement(among, own) : "";
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
+    comm::run_or_fail_together(group, mesh_.device(),
+                               [&] { TESSERA_CHECK(problem.empty(), problem); });
+  }
+
+  std::string disagreement(const DeviceMesh& among, const std::string& own) const {
+    comm::Communicator& group = flush_pending_transfers(among.group_of_all_ranks());
+    const auto hash = static_cast<std::int64_t>(std::hash<std::string>{}(own));
+    const std::vector<int> others = comm::ranks_that_differ(group, mesh_.device(), hash);
+    if (others.empty()) {
+      return {};
+    }
+    const auto texts = comm::gather_texts(group, mesh_.device(), own);
+    const auto other = static_cast<std::size_t>(others.front());
+    const auto [first, second] = first_lines_apart(texts.front(), texts[other]);
+    return fmt::format(
+        "verify: on the mesh rank {} has {}, but rank {} has {}; have every rank make the same "
+        "calls",
+        among.ranks().front(), first, among.ranks()[other], second);
+  }
+
+  /// All ranks join a pair, or none.
+  void join_parts(std::vector<Pair>& pairs) const {
+    std::vector<std::int64_t> own;
+    for (const Pair& pair : pairs) {
+      own.push_back(has_other_sizes(pair) ? 1 : 0);
+    }
+    if (own.empty()) {
+      return;
+    }
+    comm::Communicator& group = flush_pending_transfers(peers_.group_of_all_ranks());
+    const auto all = comm::gather_values(group, mesh_.device(), own);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      if (std::ranges::any_of(all, [i](const auto& flags) { return flags[i] != 0; })) {
+        join(group, pairs[i]);
+      }
+    }
+  }
+
+  /// Along the dimension in which the joined parts differ least from one rank's tensor.
+  void join(comm::Communicator& group, Pair& pair) const {
+    std::vector<at::Tensor> parts;
+    for (const std::string& bytes :
+         comm::gather_texts(group, mesh_.device(), to_bytes(pair.on_mesh))) {
+      parts.push_back(from_bytes(bytes));
+    }
+    const std::vector<std::int64_t> shard = pair.on_mesh.sizes().vec();
+    double least = kInfinity;
+    for (std::int64_t dim = 0; parts.size() > 1 && dim < parts.front().dim(); ++dim) {
+      const std::optional<at::Tensor> whole = joined(parts, dim);
+      if (!whole) {
+        continue;
+      }
+      const at::Tensor copy = worst_copy(whole->to(pair.one_rank.device()), shard, pair.one_rank);
+      if (copy.sizes() != pair.one_rank.sizes()) {
+        continue;
+      }
+      if (const double distance = farthest(copy, pair.one_rank).distance; distance <= least) {
+        least = distance;
+        pair.on_mesh = copy;
+      }
+    }
+    pair.layout += " parts";
+  }
+
+  DeviceMesh mesh_;
+  DeviceMesh batches_;  ///< this rank and those with different samples; none: all have the same
+  DeviceMesh peers_;    ///< ranks with the same samples; none: this rank alone has its own
+};
+
+// ---- What each rank finds, and what they find together.
+
+/// How one tensor of this rank on the mesh compares with that of one rank.
+struct Finding {
+  std::string name, fqn, caller;  ///< as in SeenTensor
+  int call = 0, parent = 0;
+  bool is_input = false;
+  std::string layout;               ///< on the mesh; or why there is nothing to compare
+  std::vector<std::int64_t> at{};   ///< the element that is off by most
+  std::string value{}, expected{};  ///< there, on the mesh and on one rank
+  double distance = 0;              ///< infinity: they can't be compared
+  double largest = 0;               ///< value of one rank's tensor
+  double epsilon = 0;               ///< of the coarser type
+  double noise = 0;                 ///< how far rounding moves it on one rank
+};
+
+/// The findings of all ranks on tensors of one kind.
+struct Together {
+  std::vector<VerifyDifference> differences;  ///< in the order of rank 0
+  double largest = 0;   ///< distance within what is allowed, as a share of the largest value
+  std::string cause{};  ///< where to look for the first difference
+};
+
+/// A mesh sums in another order than one rank, so its rounding moves a tensor differently: at most
+/// a few times as far as one rank's.
+constexpr double kNoises = 8;
+/// Besides, of the largest value: sums that no weight changes.
+constexpr double kRoundings = 8;
+
+/// JSON has no infinity.
+std::uint64_t bits(double number) {
+  return std::bit_cast<std::uint64_t>(number);
+}
+
+nlohmann::json to_json(const Finding& f) {
+  return {f.name,          f.fqn,        f.caller, f.call,     f.parent,         f.is_input,
+          f.layout,        f.at,         f.value,  f.expected, bits(f.distance), bits(f.largest),
+          bits(f.epsilon), bits(f.noise)};
+}
+
+Finding from_json(const nlohmann::json& json) {
+  const auto number = [&](std::size_t i) {
+    return std::bit_cast<double>(json[i].get<std::uint64_t>());
+  };
+  return {json[0], json[1], json[2], json[3],    json[4],    json[5],    json[6],
+          json[7], json[8], json[9], number(10), number(11), number(12), number(13)};
+}
+
+/// One tensor, as the ranks have found it.
+struct OfRanks {
+  std::vector<std::pair<int, Finding>> findings;  ///< with the world rank
+
+  const Finding& first() const { return findings.front().second; }
+  /// The largest of any rank.
+  double largest(double Finding::*of) const {
+    double most = 0;
+    for (const auto& [rank, finding] : findings) {
+      most = std::max(most, finding.*of);
+    }
+    return most;
+  }
+};
+
+/// In the order of rank 0; tensors of other ranks alone come last.
+std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
+  nlohmann::json text = nlohmann::json::array();
+  for (const Finding& finding : own) {
+    text.push_back(to_json(finding));
+  }
+  comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
+  const auto texts = comm::gather_texts(group, mesh.device(), text.dump());
+  std::vector<OfRanks> all;
+  std::map<std::string, std::size_t> index;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    for (const nlohmann::json& item : nlohmann::json::parse(texts[rank])) {
+      Finding finding = from_json(item);
+      const auto [place, is_new] = index.emplace(finding.name, all.size());
+      if (is_new) {
+        all.emplace_back();
+      }
+      all[place->second].findings.emplace_back(mesh.ranks()[rank], std::move(finding));
+    }
+  }
+  return all;
+}
+
+/// All of few.
+std::string describe_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kMost = 8;
+  if (ranks.size() > kMost) {
+    return fmt::format("on {} ranks, the first of which is {}", ranks.size(), ranks.front());
+  }
+  return fmt::format("on rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+std::string describe(const Finding& worst, const VerifyDifference& difference) {
+  const std::string ranks = describe_ranks(difference.ranks);
+  if (worst.at.empty() && worst.value.empty()) {
+    return fmt::format("{}, {} {}", worst.name, worst.layout, ranks);
+  }
+  return fmt::format(
+      "{}, {}, is not one rank's: at [{}] it is {}, one rank has {} (off by {:.3g} of values up to "
+      "{:.3g}; rounding makes up to {:.2g}), {}",
+      worst.name, worst.layout, fmt::join(worst.at, ", "), worst.value, worst.expected,
+      worst.distance, worst.largest, difference.allowed, ranks);
+}
+
+VerifyDifference difference_of(const OfRanks& tensor, double allowed) {
+  VerifyDifference difference;
+  difference.allowed = allowed;
+  const Finding* worst = &tensor.first();
+  for (const auto& [rank, finding] : tensor.findings) {
+    if (finding.distance > allowed) {
+      difference.ranks.push_back(rank);
+    }
+    if (finding.distance > worst->distance) {
+      worst = &finding;
+    }
+  }
+  difference.fqn = worst->fqn;
+  difference.difference = worst->distance;
+  difference.text = describe(*worst, difference);
+  return difference;
+}
+
+std::string quoted(const std::string& fqn) {
+  return fqn.empty() ? "the model" : "'" + fqn + "'";
+}
+
+/// Where to look for the output that differs first: `tensors[first]`. `differs`: by tensor.
+std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool>& differs,
+                     std::size_t first) {
+  const Finding& output = tensors[first].first();
+  if (output.call == 0) {
+    return "all outputs before are equal, so look at the step: the loss, and what it computes from "
+           "the model's outputs";
+  }
+  if (output.distance == kInfinity && output.value.empty() && output.layout.starts_with("is ")) {
+    return "all outputs before are equal, so look at the forward of " + quoted(output.caller) +
+           ", which calls it";
+  }
+  // The call itself and those around it: the first of their inputs that differs.
+  std::set<int> calls{output.call};
+  std::map<int, int> parents;
+  for (const OfRanks& tensor : tensors) {
+    parents[tensor.first().call] = tensor.first().parent;
+  }
+  for (int call = output.call; parents[call] > 0; call = parents[call]) {
+    calls.insert(parents[call]);
+  }
+  bool has_inputs = false;
+  for (std::size_t i = 0; i < first; ++i) {
+    const Finding& input = tensors[i].first();
+    if (!input.is_input || !calls.contains(input.call)) {
+      continue;
+    }
+    has_inputs = has_inputs || input.call == output.call;
+    if (differs[i]) {
+      const bool is_same = input.call == output.call;
+      return fmt::format("{} differs already: look at {} before it calls {}",
+                         is_same ? "its input" : "the input of " + quoted(input.fqn),
+                         input.parent == 0 ? "the step" : "the forward of " + quoted(input.caller),
+                         quoted(input.fqn));
+    }
+  }
+  return fmt::format(
+      "{}all outputs before are equal, so look at the forward of {}, and at its style in the plan",
+      has_inputs ? "its inputs and " : "", quoted(output.fqn));
+}
+
+/// The same on every rank. Collective over `mesh`.
+Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
+  const std::vector<OfRanks> tensors = gather(own, mesh);
+  double of_kind = 0;
+  for (const OfRanks& tensor : tensors) {
+    of_kind = std::max(of_kind, tensor.first().is_input ? 0 : tensor.largest(&Finding::largest));
+  }
+  Together together;
+  std::vector<bool> differs;
+  std::size_t first = tensors.size();
+  for (const OfRanks& tensor : tensors) {
+    const double epsilon = tensor.largest(&Finding::epsilon);
+    // The last term is for zeros that rounding has changed, relative to what they are added to.
+    const double allowed = kNoises * tensor.largest(&Finding::noise) +
+                           kRoundings * epsilon * tensor.largest(&Finding::largest) +
+                           epsilon * of_kind;
+    const double distance = tensor.largest(&Finding::distance);
+    differs.push_back(distance > allowed);
+    if (tensor.first().is_input) {
+      continue;
+    }
+    if (distance > allowed) {
+      first = std::min(first, differs.size() - 1);
+      together.differences.push_back(difference_of(tensor, allowed));
+    } else if (of_kind > 0) {
+      together.largest = std::max(together.largest, distance / of_kind);
+    }
+  }
+  if (first < tensors.size()) {
+    together.cause = cause_of(tensors, differs, first);
+  }
+  return together;
+}
+
+Finding finding_of(const Pair& pair, const VerifyOptions& options) {
+  Finding finding{.name = pair.of.name,
+                  .fqn = pair.of.fqn,
+                  .caller = pair.of.caller,
+                  .call = pair.of.call,
+                  .parent = pair.of.parent,
+                  .is_input = pair.of.is_input,
+                  .layout = pair.layout};
+  finding.noise = pair.noise;
+  if (!pair.on_mesh.defined() && !pair.one_rank.defined()) {
+    return finding;
+  }
+  if (!pair.on_mesh.defined() || !pair.one_rank.defined()) {
+    finding.distance = kInfinity;
+    finding.layout = pair.missing;
+    return finding;
+  }
+  finding.largest = largest_of(pair.one_rank);
+  finding.epsilon =
+      std::max({epsilon_of(pair.on_mesh.scalar_type()), epsilon_of(pair.one_rank.scalar_type()),
+                options.coarsest ? epsilon_of(*options.coarsest) : 0.0});
+  if (pair.on_mesh.sizes() != pair.one_rank.sizes()) {
+    finding.distance = kInfinity;
+    finding.layout += fmt::format(", is {} on one rank, and so here", layout_of(pair.one_rank));
+    return finding;
+  }
+  if (pair.one_rank.numel() == 0) {
+    return finding;
+  }
+  const Farthest found = farthest(pair.on_mesh, pair.one_rank);
+  finding.distance = found.distance;
+  finding.at = coordinate_of(found.index, pair.one_rank.sizes());
+  finding.value = fmt::format("{:.6g}", found.value);
+  finding.expected = fmt::format("{:.6g}", found.expected);
+  return finding;
+}
+
+std::vector<Finding> findings_of(const std::vector<Pair>& pairs, const VerifyOptions& options) {
+  std::vector<Finding> findings;
+  for (const Pair& pair : pairs) {
+    findings.push_back(finding_of(pair, options));
+  }
+  return findings;
+}
+
+/// If samples are split, only the loss, which comes last, can be compared.
+std::vector<Finding> of_calls(std::vector<Pair> pairs, const PairingRanks& ranks,
+                              const VerifyOptions& options) {
+  if (options.splits_samples) {
+    std::erase_if(pairs, [](const Pair& pair) { return pair.of.call != 0; });
+  }
+  ranks.make_whole(pairs, /*all=*/options.splits_samples);
+  if (options.splits_samples) {
+    pairs[0].on_mesh = ranks.mean_over_batches(pairs[0].on_mesh);
+    pairs[0].one_rank = ranks.mean_over_batches(pairs[0].one_rank);
+  }
+  return findings_of(pairs, options);
+}
+
+std::vector<Finding> of_gradients(std::vector<Pair> pairs, const PairingRanks& ranks,
+                                  const VerifyOptions& options) {
+  ranks.make_whole(pairs, /*all=*/true);
+  for (Pair& pair : pairs) {
+    pair.one_rank = ranks.mean_over_batches(pair.one_rank);
+    // Whether a parameter that nothing uses has a gradient is FSDP's choice.
+    pair.on_mesh = pair.on_mesh.defined() ? pair.on_mesh : at::zeros_like(pair.one_rank);
+  }
+  return findings_of(pairs, options);
+}
+
+void raise(std::vector<double>& noise, const std::vector<SeenTensor>& run,
+           const std::vector<SeenTensor>& other) {
+  std::map<std::string, at::Tensor> others;
+  for (const SeenTensor& tensor : other) {
+    others.emplace(tensor.name, tensor.value);
+  }
+  noise.resize(run.size());
+  for (std::size_t i = 0; i < run.size(); ++i) {
+    const at::Tensor& ours = run[i].value;
+    const at::Tensor& theirs = others[run[i].name];
+    const bool alike =
+        ours.defined() == theirs.defined() && (!ours.defined() || ours.sizes() == theirs.sizes());
+    const double distance = !alike           ? kInfinity
+                            : ours.defined() ? farthest(theirs, ours).distance
+                                             : 0;
+    noise[i] = std::max(noise[i], distance);
+  }
+}
+
+std::size_t count_modules(const std::vector<SeenTensor>& tensors) {
+  std::set<std::string> modules;
+  for (const SeenTensor& tensor : tensors) {
+    if (!tensor.is_input) {
+      modules.insert(tensor.fqn);
+    }
+  }
+  return modules.size();
+}
+
+}  // namespace
+
+double epsilon_of(c10::ScalarType type) {
+  switch (c10::toRealValueType(type)) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kFloat:
+      return std::numeric_limits<float>::epsilon();
+    case at::kHalf:
+      return 1.0 / (1 << 10);
+    case at::kBFloat16:
+      return 1.0 / (1 << 7);
+    default:
+      return 0;
+  }
+}
+
+std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
+  std::vector<std::string> others;
+  std::ranges::copy_if(
+      mesh.shape().names(), std::back_inserter(others),
+      [&](const std::string& name) { return std::ranges::find(dims, name) == dims.end(); });
+  return others;
+}
+
+void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other) {
+  raise(noise.tensors, run.tensors, other.tensors);
+  raise(noise.gradients, run.gradients, other.gradients);
+}
+
+VerifyReport compare(const SeenRun& on_mesh, const SeenRun& one_rank, const Noise& noise,
+                     const DeviceMesh& mesh, const VerifyOptions& options) {
+  const PairingRanks ranks(mesh, options.batch_dims);
+  const std::vector<Finding> calls =
+      of_calls(pairs_of_calls(on_mesh, one_rank, noise.tensors), ranks, options);
+  const std::vector<Finding> gradients = of_gradients(
+      pairs_of(on_mesh.gradients, one_rank.gradients, noise.gradients), ranks, options);
+  Together outputs = put_together(calls, mesh);
+  Together of_parameters = put_together(gradients, mesh);
+  return {.outputs = std::move(outputs.differences),
+          .gradients = std::move(of_parameters.differences),
+          .modules = options.splits_samples ? 0 : count_modules(one_rank.tensors),
+          .parameters = gradients.size(),
+          .largest = std::max(outputs.largest, of_parameters.largest),
+          .cause = std::move(outputs.cause)};
+}
+
+}  // namespace tessera::observe

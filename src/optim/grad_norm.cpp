@@ -1,0 +1,480 @@
+// Norms of gradients and clipping, for plain and distributed parameters alike. The norm stays on
+// the device: the host waits only if it must check the value.
+
+#include "grad_norm.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "local_shards.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/slots.h"
+#include "tessera/optim/clip_grad.h"
+
+namespace tessera::optim {
+namespace {
+
+/// By world ranks, as meshes of different roots are compared.
+bool contains(const DeviceMesh& mesh, int rank) {
+  return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
+}
+
+bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
+  return mesh == part ||
+         std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
+}
+
+bool has_dim(const DeviceMesh& mesh, const std::string& name) {
+  return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
+}
+
+/// Decides which rank counts a local gradient in the norm. A parameter on a submesh may have copies
+/// on the other slices of the mesh (data parallelism over a TP submesh), which must not be counted
+/// again; or the other slices may hold different parameters (experts, pipeline stages), which must.
+class Counting {
+ public:
+  explicit Counting(const NormOptions& options) : options_(options) {}
+
+  /// Throws Error for a dimension in distinct_along that neither `over` nor a root has. A misspelt
+  /// name would be ignored: different parameters would count as copies, and the norm would be too
+  /// small.
+  void check(const std::vector<nn::SlotPtr>& parameters) const {
+    std::vector<DeviceMesh> meshes;
+    if (options_.over) {
+      meshes = {options_.over, options_.over.root()};
+    }
+    for (const nn::SlotPtr& slot : parameters) {
+      if (tessera::is_distributed(slot->persistent())) {
+        const DeviceMesh root = sharding_spec(slot->persistent()).mesh.root();
+        if (std::ranges::find(meshes, root) == meshes.end()) {
+          meshes.push_back(root);
+        }
+      }
+    }
+    for (const std::string& name : options_.distinct_along) {
+      const bool known =
+          std::ranges::any_of(meshes, [&](auto& mesh) { return has_dim(mesh, name); });
+      TESSERA_CHECK(meshes.empty() || known, "the norm of gradients that differ along '", name,
+                    "' was asked for, but ", to_string(meshes.front()), " has no such dimension",
+                    "; name dimensions of the mesh that the parameters' meshes are slices of");
+    }
+  }
+
+  /// Whether this rank counts its local tensor: if it is the first along each mesh dimension that
+  /// replicates, and its submesh is the first of those that hold copies.
+  bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
+    const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
+    // This rank holds nothing of it.
+    if (coordinate.empty()) {
+      return false;
+    }
+    for (int d = 0; d < spec.mesh.ndim(); ++d) {
+      if (spec.layout->sharded_dim(d) < 0 && coordinate[static_cast<std::size_t>(d)] > 0) {
+        return false;
+      }
+    }
+    const DeviceMesh& distinct = slot.distinct_along();
+    // A model has hundreds of parameters on two or three meshes.
+    const auto [known, is_new] = found_.try_emplace({spec.mesh, distinct}, false);
+    if (is_new) {
+      known->second = is_first(spec.mesh, distinct);
+    }
+    return known->second;
+  }
+
+ private:
+  bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) const {
+    const DeviceMesh base = base_of(mesh);
+    // No coordinate to go by: the mesh that holds the root's first rank counts.
+    if (!base.contains_this_rank()) {
+      return contains(mesh, mesh.root().ranks().front());
+    }
+    if (!distinct) {
+      return contains(mesh, first_rank(base, {}));
+    }
+    std::vector<bool> skipped = varied(base, distinct);
+    const std::vector<bool> own = varied(base, mesh);
+    for (std::size_t d = 0; d < own.size(); ++d) {
+      // Along its own dimensions the mesh extends: there the first coordinate is looked for, and
+      // not this rank's.
+      skipped[d] = skipped[d] && !own[d];
+    }
+    // The second term is for dimensions of `base` along which `mesh` has some of the coordinates.
+    return contains(mesh, first_rank(base, skipped)) || contains(distinct, first_rank(base, {}));
+  }
+
+  /// The mesh whose dimensions tell copies from different parameters.
+  DeviceMesh base_of(const DeviceMesh& mesh) const {
+    const std::vector<std::string>& names = options_.distinct_along;
+    const bool over_says =
+        options_.over && !names.empty() && std::ranges::all_of(names, [&](const std::string& name) {
+          return has_dim(options_.over, name);
+        });
+    return over_says ? options_.over : mesh.root();
+  }
+
+  /// This rank's coordinate in `base`, with 0 along all dimensions but the distinct ones and those
+  /// in `skipped`, as a rank.
+  /// Row-major, as ranks of a mesh are.
+  int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) const {
+    std::size_t index = 0;
+    for (int d = 0; d < base.ndim(); ++d) {
+      const auto at = static_cast<std::size_t>(d);
+      const bool stays = (at < skipped.size() && skipped[at]) ||
+                         std::ranges::any_of(options_.distinct_along, [&](const std::string& name) {
+                           return has_dim(base, name) && base.shape().dim(name) == d;
+                         });
+      index = index * static_cast<std::size_t>(base.size(d)) +
+              static_cast<std::size_t>(stays ? base.local_rank(d) : 0);
+    }
+    return base.ranks()[index];
+  }
+
+  /// Along which dimensions of `base` the ranks of `mesh` differ.
+  /// By coordinates in `base` against this rank's own: where one differs, the mesh extends.
+  static std::vector<bool> varied(const DeviceMesh& base, const DeviceMesh& mesh) {
+    std::vector<bool> differs(static_cast<std::size_t>(base.ndim()), false);
+    for (const int rank : mesh.ranks()) {
+      auto index = std::ranges::find(base.ranks(), rank) - base.ranks().begin();
+      for (int d = base.ndim(); d-- > 0; index /= base.size(d)) {
+        if (index % base.size(d) != base.local_rank(d)) {
+          differs[static_cast<std::size_t>(d)] = true;
+        }
+      }
+    }
+    return differs;
+  }
+
+  struct MeshHash {
+    std::size_t operator()(const std::pair<DeviceMesh, DeviceMesh>& pair) const {
+      return std::hash<DeviceMesh>()(pair.first) * 31 + std::hash<DeviceMesh>()(pair.second);
+    }
+  };
+
+  const NormOptions& options_;
+  std::unordered_map<std::pair<DeviceMesh, DeviceMesh>, bool, MeshHash> found_;
+};
+
+/// The larger of two meshes that are one inside the other.
+void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
+  if (!joint || (mesh.size() > joint.size() && contains(mesh, joint))) {
+    joint = mesh;
+  }
+  TESSERA_CHECK(contains(joint, mesh), "the norm of gradients on ", to_string(joint), " and on ",
+                to_string(mesh), " was asked for, but neither holds all ranks of the other; ",
+                "name a mesh that holds both in NormOptions::over");
+}
+
+}  // namespace
+
+/// Two passes: the joint mesh must be known to all ranks, with gradients or without; only then are
+/// the gradients collected, with pending sums reduced.
+GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
+  TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
+                "the norm of gradients was asked for with a null parameter; pass slots of modules, "
+                "such as those of slots_of(model)");
+  Counting counting(options);
+  counting.check(parameters);
+  GradTerms terms;
+  terms.joint = options.over;
+  // Every rank takes part in the reduction, with or without gradients.
+  for (const nn::SlotPtr& slot : parameters) {
+    const at::Tensor& parameter = slot->persistent();
+    if (!terms.device) {
+      terms.device = parameter.device();
+    }
+    if (tessera::is_distributed(parameter)) {
+      widen(terms.joint, sharding_spec(parameter).mesh.root());
+    }
+  }
+  for (const nn::SlotPtr& slot : parameters) {
+    const at::Tensor grad = slot_gradient(*slot);
+    if (!grad.defined() || local_tensor(grad).numel() == 0) {
+      continue;
+    }
+    terms.locals.push_back(local_tensor(grad));
+    if (!tessera::is_distributed(grad)) {
+      terms.plain.push_back(grad);
+    } else {
+      auto& list = counting.counts(*slot, sharding_spec(grad)) ? terms.owned : terms.copies;
+      list.push_back(local_tensor(grad));
+    }
+  }
+  for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
+    // Fewer tensors for the list kernels; elementwise terms do not change.
+    *list = merge_adjoining(*list);
+  }
+  return terms;
+}
+
+namespace {
+
+constexpr auto kDouble = c10::ScalarType::Double;
+
+/// The norm of each tensor, fp64 (n) on `device`. One list kernel for each type and device. Complex
+/// numbers count by their absolute values, as in PyTorch.
+at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
+  std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor real = tensor.is_complex() ? tensor.abs() : tensor;
+    lists[{real.device().type(), real.scalar_type()}].push_back(real);
+  }
+  std::vector<at::Tensor> found;
+  for (const auto& [kind, list] : lists) {
+    const auto type = kind.second == kDouble ? kDouble : c10::ScalarType::Float;
+    found.push_back(at::stack(at::_foreach_norm(list, p, type)).to(device, kDouble));
+  }
+  return at::cat(found);
+}
+
+/// The term of one rank, to be reduced over ranks: the sum of |x|^p, or max |x| for p = infinity;
+/// 0-d.
+at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
+  if (tensors.empty()) {
+    return at::zeros({}, at::dtype(kDouble).device(device));
+  }
+  const at::Tensor each = norms(tensors, p, device);
+  return std::isinf(p) ? each.max() : each.pow(p).sum();
+}
+
+/// Finishes pending transfers first: ranks would otherwise wait for one another.
+void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
+  if (mesh.size() == 1) {
+    return;
+  }
+  flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
+}
+
+/// The maximum over all ranks. Not every back end's maximum propagates a NaN, so a second number
+/// counts NaNs.
+at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
+  const at::Tensor nan = value.isnan();
+  const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
+  all_reduce(mesh, pair, ReduceOp::kMax);
+  return pair[0].masked_fill(pair[1].gt(0.0), std::nan(""));
+}
+
+/// A NaN or an infinity survives an addition by itself.
+at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
+  all_reduce(mesh, value, ReduceOp::kSum);
+  return value;
+}
+
+/// The device on which the joint mesh communicates; without a mesh, that of the parameters.
+c10::Device home(const GradTerms& terms) {
+  c10::Device first = terms.device.value_or(c10::kCPU);
+  if (!terms.joint || terms.joint.size() == 1) {
+    return first;
+  }
+  // With offload gradients are on the host and the mesh communicates on the GPU.
+  const c10::Device device = terms.joint.device();
+  return device.type() == first.type() ? first : device;
+}
+
+/// In three launches and the all-reduce between them.
+kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
+                                    std::optional<double> max_norm) {
+  const at::Tensor squares =
+      kernels::squares_on_cuda(terms.owned, terms.plain, terms.copies, device);
+  if (terms.joint) {
+    all_reduce(terms.joint, squares[0], ReduceOp::kSum);
+  }
+  return kernels::clip_norm_on_cuda(squares, max_norm.value_or(1.0));
+}
+
+/// Composed of libtorch's operators.
+at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
+  at::Tensor owned = local_term(terms.owned, p, device);
+  // The same on every rank: added after the reduction, or it would count once a rank.
+  const at::Tensor plain = local_term(terms.plain, p, device);
+  const bool max = std::isinf(p);
+  if (terms.joint) {
+    // Copies should not differ, but a value that isn't finite on one rank alone must be seen by
+    // all: they skip a step, or stop, together.
+    const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
+    // A number less itself is 0 if it is finite. isfinite() has no meta kernel.
+    const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);
+    owned = max ? reduce_max(terms.joint, at::maximum(owned, not_finite))
+                : reduce_sum(terms.joint, owned + not_finite);
+  }
+  return max ? at::maximum(owned, plain) : (owned + plain).pow(1.0 / p);
+}
+
+}  // namespace
+
+kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
+                                  std::optional<double> max_norm) {
+  const c10::Device device = home(terms);
+  if (p == 2.0 && kernels::has_norm_kernels(terms.locals, device)) {
+    return norm_on_cuda(terms, device, max_norm);
+  }
+  const at::Tensor norm = composed_norm(terms, p, device);
+  // The 1e-6 is PyTorch's.
+  return {norm, max_norm ? (*max_norm / (norm + 1e-6)).clamp_max(1.0) : at::Tensor(),
+          norm.to(c10::ScalarType::Float)};
+}
+
+namespace {
+
+// The message of a step with gradients that are not finite. A reduction spreads the NaN of one rank
+// over all. FSDP records for each rank whether its gradient was finite before the reduction.
+
+/// Names of parameters; the first three are shown.
+class Names {
+ public:
+  void add(const nn::ParameterSlot& slot) {
+    if (++count_ <= 3) {
+      text_ += (count_ == 1 ? "" : ", ") + nn::describe(slot);
+    }
+  }
+  std::string text() const {
+    return count_ > 3 ? tessera::detail::concat(text_, " and ", count_ - 3, " more") : text_;
+  }
+
+ private:
+  std::string text_;
+  int count_ = 0;
+};
+
+bool is_nonfinite(const at::Tensor& gradient) {
+  return gradient.defined() && !local_tensor(gradient).isfinite().all().item<bool>();
+}
+
+/// `own` of each rank, and which ranks these are.
+std::map<std::string, std::vector<int>> of_all_ranks(const DeviceMesh& joint,
+                                                     const std::string& own) {
+  if (!joint || joint.size() == 1) {
+    return {{own, {joint ? joint.world()->rank() : 0}}};
+  }
+  std::map<std::string, std::vector<int>> ranks;
+  const auto texts = comm::gather_texts(joint.group_of_all_ranks(), joint.device(), own);
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    ranks[texts[i]].push_back(joint.ranks()[i]);
+  }
+  return ranks;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+/// "" if no rank has names.
+std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
+                   const char* between) {
+  std::string list;
+  for (const auto& [names, ranks] : of_all_ranks(joint, own.text())) {
+    if (!names.empty()) {
+      list += (list.empty() ? "" : "; ") + (before + ranks_text(ranks)) + between + names;
+    }
+  }
+  return list;
+}
+
+/// See describe_nonfinite(). Collective over `joint`; of this rank alone if that is empty.
+std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPtr>& parameters) {
+  Names before;
+  Names now;
+  for (const nn::SlotPtr& slot : parameters) {
+    if (nn::brought_nonfinite(*slot)) {
+      before.add(*slot);
+    }
+    if (is_nonfinite(slot->persistent().grad())) {
+      now.add(*slot);
+    }
+  }
+  const std::string found =
+      listed(joint, before, "", " brought what is not finite to the reduction of ");
+  return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
+}
+
+/// The value is the same on every rank, so that all throw or none.
+kernels::NormAndFactor checked_norm(const GradTerms& terms,
+                                    const std::vector<nn::SlotPtr>& parameters,
+                                    const NormOptions& options,
+                                    std::optional<double> max_norm = std::nullopt) {
+  kernels::NormAndFactor total = total_norm(terms, options.norm_type, max_norm);
+  const at::Tensor& norm = total.norm;
+  if (options.error_if_nonfinite) {
+    const auto value = norm.item<double>();
+    TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",
+                  value, ": ", nonfinite_text(terms.joint, parameters),
+                  "; look at the data of that rank, lower the learning rate, or allow it with "
+                  "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
+                  "finite before it is reduced)");
+  }
+  return total;
+}
+
+void check(const NormOptions& options) {
+  TESSERA_CHECK(options.norm_type > 0.0, "a ", options.norm_type,
+                "-norm of gradients was asked for; p must be above 0 (infinity for the largest)");
+}
+
+/// The norm and the factor, with the gradients that they are of.
+std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
+    const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
+  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
+                " was asked for; it must not be negative");
+  check(options);
+  const comm::CallerScope caller("clip_grad_norm_");
+  const c10::AutoGradMode no_grad(false);
+  GradTerms terms = collect_grads(parameters, options);
+  check_gradient_copies(parameters, "clip_grad_norm_", options);
+  kernels::NormAndFactor total = checked_norm(terms, parameters, options, max_norm);
+  return {std::move(terms), std::move(total)};
+}
+
+}  // namespace
+
+/// fp64 inside, fp32 for the caller.
+at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
+  check(options);
+  const comm::CallerScope caller("grad_norm");
+  const c10::AutoGradMode no_grad(false);
+  return checked_norm(collect_grads(parameters, options), parameters, options).rounded;
+}
+
+std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
+                               const NormOptions& options) {
+  const comm::CallerScope caller("describe_nonfinite");
+  const c10::AutoGradMode no_grad(false);
+  return nonfinite_text(collect_grads(parameters, options).joint, parameters);
+}
+
+at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
+                           const NormOptions& options) {
+  const c10::AutoGradMode no_grad(false);
+  const auto [terms, total] = total_and_factor(parameters, max_norm, options);
+  // Always multiplied, by 1 as well: to ask whether it is needed would make the host wait.
+  scale_by(terms.locals, total.factor);
+  return total.rounded;
+}
+
+ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
+                       const NormOptions& options) {
+  const kernels::NormAndFactor total = total_and_factor(parameters, max_norm, options).second;
+  return {total.rounded, total.factor};
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,217 @@
+// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 as it reads them.
+// The norm, which clipping needs anyway, tells whether one overflowed: a step costs one all-reduce
+// and one wait of the host.
+
+#include "tessera/optim/grad_scaler.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <unordered_set>
+#include <utility>
+
+#include "grad_norm.h"
+#include "local_shards.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
+
+namespace tessera::optim {
+namespace {
+
+/// Another gradient may have overflowed unseen, or would be multiplied by a factor that is not its
+/// own.
+void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
+  if (parameters == optimizer.parameters()) {
+    return;  // as in most steps
+  }
+  const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
+  for (const nn::SlotPtr& slot : optimizer.parameters()) {
+    TESSERA_CHECK(known.contains(slot) || !slot->persistent().grad().defined(),
+                  "a GradScaler was to update ", nn::describe(*slot),
+                  ", which was not among the parameters that were clipped or unscaled; give it all "
+                  "that the optimizer updates (to clip some alone: unscale_ of all, then "
+                  "optim::clip_grad_norm_ of some)");
+  }
+}
+
+}  // namespace
+
+/// NaN fails every comparison, so that it is refused as well.
+GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
+  TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
+                    options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
+                    options.backoff_factor < 1.0 && options.growth_interval > 0 &&
+                    options.min_scale >= 0.0 && options.tolerance >= 0.0 &&
+                    options.tolerance <= 1.0,
+                "a GradScaler with initial scale ", options.init_scale, ", growth ",
+                options.growth_factor, " every ", options.growth_interval, " steps, backoff ",
+                options.backoff_factor, ", least scale ", options.min_scale, ", tolerance ",
+                options.tolerance, " was asked for; the scale and the interval must be above 0, ",
+                "growth at least 1, backoff in (0, 1), the tolerance in [0, 1]");
+  state_.scale = options.init_scale;
+}
+
+/// Autograd scales all gradients by it.
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return enabled() ? loss * state_.scale : loss;
+}
+
+/// A second division would make gradients too small by the scale, silently.
+void GradScaler::check_once() const {
+  TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
+                "clip_grad_norm_ or unscale_ once, then step");
+}
+
+/// Changes no gradient: step() applies the factor that clips and divides. 1e-6 as in
+/// torch.nn.utils.
+at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
+                                       const NormOptions& options) {
+  RECORD_USER_SCOPE("clip_grad_norm_");
+  if (!enabled()) {
+    return optim::clip_grad_norm_(parameters, max_norm, options);
+  }
+  check_once();
+  const comm::CallerScope caller("clip_grad_norm_");
+  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
+                " was asked for; it must not be negative");
+  const at::Tensor scaled = grad_norm(parameters, options);
+  const double norm = scaled.item<double>() / state_.scale;
+  if (std::isfinite(norm)) {
+    check_gradient_copies(parameters, "clip_grad_norm_", options);
+  }
+  checked_ = {std::isfinite(norm), std::min(1.0, max_norm / (norm + 1e-6)) / state_.scale,
+              parameters};
+  return scaled / state_.scale;
+}
+
+void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
+  if (!enabled()) {
+    return;
+  }
+  check_once();
+  const comm::CallerScope caller("unscale_");
+  const c10::AutoGradMode no_grad(false);
+  const GradTerms terms = collect_grads(parameters, options);
+  for (const at::Tensor& grad : terms.locals) {
+    TESSERA_CHECK(grad.element_size() >= 4, "GradScaler::unscale_ of ", grad.scalar_type(),
+                  " gradients was asked for, where small ones would vanish; leave it to ",
+                  "clip_grad_norm_ and step, which divide in fp32");
+  }
+  // The maximum is enough to know whether all are finite.
+  const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
+  checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
+  // If not finite, gradients are not changed: the step is skipped.
+  if (checked_->finite) {
+    check_gradient_copies(parameters, "GradScaler::unscale_", options);
+    scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
+  }
+}
+
+bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
+  RECORD_USER_SCOPE("optimizer step");
+  const comm::CallerScope caller("optimizer step");
+  if (!enabled()) {
+    optimizer.step();
+    return true;
+  }
+  // The caller neither clipped nor unscaled.
+  if (!checked_) {
+    NormOptions largest = options;
+    largest.norm_type = std::numeric_limits<double>::infinity();
+    largest.error_if_nonfinite = false;
+    const auto norm = grad_norm(optimizer.parameters(), largest).item<double>();
+    if (std::isfinite(norm)) {
+      check_gradient_copies(optimizer.parameters(), "GradScaler::step", options);
+    }
+    checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
+  }
+  // Taken out before the step: one that throws must not leave it for the next step.
+  const Checked checked = *std::exchange(checked_, std::nullopt);
+  check_covers(checked.parameters, optimizer);
+  if (checked.finite) {
+    optimizer.step(checked.factor);
+  }
+  adjust(checked.finite);
+  return checked.finite;
+}
+
+GradScaler::ClippedStep GradScaler::clip_and_step(Optimizer& optimizer,
+                                                  const std::vector<nn::SlotPtr>& parameters,
+                                                  double max_norm, const NormOptions& options) {
+  return clip_and_step(optimizer, parameters, max_norm, options, [](const at::Tensor&) {});
+}
+
+GradScaler::ClippedStep GradScaler::clip_and_step(
+    Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
+    const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
+  if (enabled()) {
+    const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
+    // Taken out meanwhile: before_step() may throw.
+    const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
+    if (checked->finite) {
+      before_step(norm);
+    }
+    checked_ = checked;
+    return {norm, step(optimizer, options)};
+  }
+  check_covers(parameters, optimizer);
+  ClipFactor clip;
+  {
+    RECORD_USER_SCOPE("clip_grad_norm_");
+    clip = clip_factor(parameters, max_norm, options);
+  }
+  before_step(clip.norm);
+  RECORD_USER_SCOPE("optimizer step");
+  optimizer.step(clip.factor);
+  return {clip.norm, true};
+}
+
+/// All ranks have the same norm, so that their scales stay equal without communication.
+void GradScaler::adjust(bool finite) {
+  ++state_.steps_since_change;
+  if (!finite) {
+    back_off();
+  } else if (++state_.steps_since_overflow % options_.growth_interval == 0) {
+    const double grown = state_.scale * options_.growth_factor;
+    // Beyond that the scaled loss itself would be infinite.
+    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) {
+      state_.scale = grown;
+    }
+    state_.steps_since_change = state_.overflows_since_change = 0;
+  }
+}
+
+/// The share of overflows since the scale last changed decides, as in fairseq: rare ones are only
+/// skipped.
+void GradScaler::back_off() {
+  state_.steps_since_overflow = 0;
+  ++state_.overflows_since_change;
+  const double share = static_cast<double>(state_.overflows_since_change) /
+                       static_cast<double>(state_.steps_since_change);
+  if (share < options_.tolerance) {
+    return;
+  }
+  const double next = state_.scale * options_.backoff_factor;
+  TESSERA_CHECK(next >= options_.min_scale, "the gradients overflowed at a loss scale of ",
+                state_.scale, ", and the next one, ", next, ", is below the least one, ",
+                options_.min_scale, ": the loss is probably exploding; lower the learning rate, ",
+                "clip gradients, enlarge the batch or train in bf16");
+  state_.scale = next;
+  state_.steps_since_change = state_.overflows_since_change = 0;
+}
+
+void GradScaler::load_state(const State& state) {
+  TESSERA_CHECK(state.scale > 0.0 && std::isfinite(state.scale),
+                "GradScaler: a state with a scale of ", state.scale,
+                " was to be loaded; it must be above 0 and finite");
+  state_ = state;
+  // It belonged to gradients of the scale that was replaced.
+  checked_.reset();
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,453 @@
+// Muon. The momentum stays on the shards. Orthogonalising needs the whole matrix, so each matrix is
+// sent to one rank for it, in compute_dtype.
+
+#include "tessera/optim/muon.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "local_shards.h"
+#include "matrix_exchange.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/detail/slots.h"
+#include "tessera/nn/embedding.h"
+
+namespace tessera::optim {
+namespace {
+
+/// Multiply-adds of one Newton-Schulz step, up to a constant.
+double work_of(const SpreadMatrix& matrix) {
+  const auto rows = static_cast<double>(matrix.rows);
+  const auto columns = static_cast<double>(matrix.columns);
+  return rows * columns * std::min(rows, columns);
+}
+
+/// Greedy: the matrix with the most work first, each to the rank with the least work so far.
+/// Stable sorting and the first of equal loads: every rank must deal alike.
+std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::int64_t ranks) {
+  std::vector<std::size_t> order(matrices.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+    return work_of(matrices[a]) > work_of(matrices[b]);
+  });
+  std::vector<double> loads(static_cast<std::size_t>(ranks), 0.0);
+  std::vector<std::int64_t> owners(matrices.size());
+  for (const std::size_t matrix : order) {
+    const auto least = std::ranges::min_element(loads);
+    *least += work_of(matrices[matrix]);
+    owners[matrix] = least - loads.begin();
+  }
+  return owners;
+}
+
+/// The place of a box in a matrix, or in the part of it that a rank holds.
+at::Tensor block(const at::Tensor& tensor, const std::vector<std::int64_t>& offset,
+                 const std::vector<std::int64_t>& sizes) {
+  return tensor.narrow(0, offset[0], sizes[0]).narrow(1, offset[1], sizes[1]);
+}
+
+}  // namespace
+
+MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix> matrices)
+    : mesh_(mesh),
+      matrices_(std::move(matrices)),
+      owners_(deal(matrices_, mesh.size())),
+      self_(mesh.shape().index(mesh.coordinate())) {
+  for (std::size_t i = 0; i < matrices_.size(); ++i) {
+    sends_.push_back(sends(i, self_));
+    // Other ranks' parts are needed only for what this rank puts together.
+    if (owners_[i] != self_) {
+      continue;
+    }
+    owned_.push_back(i);
+    std::vector<RankShard>& parts = parts_.emplace_back();
+    for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
+      parts.push_back(part(i, rank));
+    }
+  }
+}
+
+/// What `rank`, an index in the mesh, holds of a matrix: a pure function of the layout.
+MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
+  const SpreadMatrix& m = matrices_[matrix];
+  const std::array<std::int64_t, 2> sizes{m.rows, m.columns};
+  const std::vector<std::int64_t> at = mesh_.shape().coordinate(rank);
+  return {local_sizes(*m.layout, sizes, at), owned_boxes(*m.layout, sizes, at),
+          local_numel(*m.layout, sizes, at), sends(matrix, rank)};
+}
+
+/// Whether the owner takes this rank's part. Along a dimension that replicates, it takes its own
+/// replica's copy.
+bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
+  const std::vector<std::int64_t> from = mesh_.shape().coordinate(rank);
+  const std::vector<std::int64_t> to = mesh_.shape().coordinate(owners_[matrix]);
+  for (int d = 0; d < mesh_.ndim(); ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    if (matrices_[matrix].layout->sharded_dim(d) < 0 && from[i] != to[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Sends each rank its tensors, flattened. Returns the received elements in the order of ranks:
+/// `from_ranks` elements of each.
+at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
+                                    const std::vector<std::int64_t>& from_ranks,
+                                    const at::Tensor& like) const {
+  // An empty one first: cat() takes no empty list, and a rank may have nothing to send.
+  std::vector<at::Tensor> pieces{at::empty({0}, like.options())};
+  std::vector<std::int64_t> counts;
+  for (const std::vector<at::Tensor>& tensors : to_ranks) {
+    counts.push_back(0);
+    for (const at::Tensor& tensor : tensors) {
+      counts.back() += tensor.numel();
+      pieces.push_back(tensor.reshape({-1}));
+    }
+  }
+  const at::Tensor input = at::cat(pieces);
+  const std::int64_t total = std::accumulate(from_ranks.begin(), from_ranks.end(), std::int64_t{0});
+  at::Tensor output = at::empty({total}, like.options());
+  flush_pending_transfers(mesh_.group_of_all_ranks())
+      .all_to_all(output, input, from_ranks, counts)
+      ->wait();
+  return output;
+}
+
+/// The matrices that this rank owns, unsharded.
+std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& locals) const {
+  const auto ranks = static_cast<std::size_t>(mesh_.size());
+  std::vector<std::vector<at::Tensor>> to_ranks(ranks);
+  for (std::size_t i = 0; i < matrices_.size(); ++i) {
+    if (sends_[i]) {
+      to_ranks[static_cast<std::size_t>(owners_[i])].push_back(locals[i]);
+    }
+  }
+  std::vector<std::int64_t> from_ranks(ranks, 0);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t k = 0; k < owned_.size(); ++k) {
+      if (parts_[k][rank].sent) {
+        from_ranks[rank] += parts_[k][rank].numel;
+      }
+    }
+  }
+  const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
+  std::vector<at::Tensor> wholes;
+  for (const std::size_t i : owned_) {
+    wholes.push_back(at::empty({matrices_[i].rows, matrices_[i].columns}, received.options()));
+  }
+  // Rank after rank, and of each rank matrix after matrix: the order in which the sender has put
+  // them together.
+  std::int64_t offset = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t k = 0; k < owned_.size(); ++k) {
+      const RankShard& part = parts_[k][rank];
+      if (!part.sent) {
+        continue;
+      }
+      const at::Tensor piece = received.narrow(0, offset, part.numel).view(part.sizes);
+      for (const Box& box : part.boxes) {
+        block(wholes[k], box.global_offset, box.sizes)
+            .copy_(block(piece, box.local_offset, box.sizes));
+      }
+      offset += part.numel;
+    }
+  }
+  return wholes;
+}
+
+/// This rank's part of every matrix, sent by the owners.
+std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
+                                                const std::vector<at::Tensor>& locals) const {
+  const auto ranks = static_cast<std::size_t>(mesh_.size());
+  // Every rank gets its part, replicas included, whichever rank sent it to the owner.
+  std::vector<std::vector<at::Tensor>> to_ranks(ranks);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t k = 0; k < owned_.size(); ++k) {
+      const RankShard& part = parts_[k][rank];
+      at::Tensor piece = at::empty(part.sizes, wholes[k].options());
+      for (const Box& box : part.boxes) {
+        block(piece, box.local_offset, box.sizes)
+            .copy_(block(wholes[k], box.global_offset, box.sizes));
+      }
+      to_ranks[rank].push_back(std::move(piece));
+    }
+  }
+  std::vector<std::int64_t> from_ranks(ranks, 0);
+  for (std::size_t i = 0; i < matrices_.size(); ++i) {
+    from_ranks[static_cast<std::size_t>(owners_[i])] += locals[i].numel();
+  }
+  const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
+  std::vector<std::int64_t> offsets(ranks, 0);
+  // Where the data of each owner begin; each cursor then moves matrix by matrix.
+  std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
+  std::vector<at::Tensor> parts;
+  for (std::size_t i = 0; i < matrices_.size(); ++i) {
+    std::int64_t& offset = offsets[static_cast<std::size_t>(owners_[i])];
+    parts.push_back(received.narrow(0, offset, locals[i].numel()).view(locals[i].sizes()));
+    offset += locals[i].numel();
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> MatrixExchange::run(const std::vector<at::Tensor>& locals,
+                                            const Work& work) const {
+  std::vector<at::Tensor> wholes = gather(locals);
+  for (std::size_t k = 0; k < owned_.size(); ++k) {
+    wholes[k] = work(owned_[k], wholes[k]).to(locals.front().scalar_type());
+  }
+  return scatter(wholes, locals);
+}
+
+namespace {
+
+/// A mesh of one rank has whole matrices.
+bool needs_exchange(const at::Tensor& parameter) {
+  return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
+}
+
+void check(const MuonOptions& options) {
+  TESSERA_CHECK(options.lr >= 0.0 && options.weight_decay >= 0.0 && options.momentum >= 0.0 &&
+                    options.momentum < 1.0 && options.eps > 0.0 && options.ns_steps >= 0 &&
+                    options.ns_steps < 100,
+                "Muon with lr ", options.lr, ", weight decay ", options.weight_decay, ", momentum ",
+                options.momentum, ", eps ", options.eps, " and ", options.ns_steps,
+                " Newton-Schulz steps was asked for; the momentum must be in [0, 1), eps above 0, ",
+                "there may be 99 steps, and nothing is negative");
+}
+
+void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
+  for (const nn::SlotPtr& slot : parameters) {
+    TESSERA_CHECK(slot->persistent().dim() == 2, "Muon was asked to update a parameter of sizes ",
+                  slot->persistent().sizes(), ", which is no matrix; give it to AdamW (see ",
+                  "split_for_muon)");
+    TESSERA_CHECK(!slot->persistent().is_complex(), "Muon was asked to update ",
+                  nn::describe(*slot), " of ", slot->persistent().scalar_type(),
+                  ", but its iteration is one of real matrices; give it to AdamW");
+  }
+}
+
+/// By the global sizes: a shard's would give another rate on another mesh.
+double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
+  const auto rows = static_cast<double>(matrix.size(0));
+  const auto columns = static_cast<double>(matrix.size(1));
+  return options.rate == MuonRate::kOriginal ? std::sqrt(std::max(1.0, rows / columns))
+                                             : 0.2 * std::sqrt(std::max(rows, columns));
+}
+
+/// Approximately the orthogonal matrix nearest to `matrix` (U V^T of its singular value
+/// decomposition, with singular values of about 0.7 to 1.2), by a quintic Newton-Schulz iteration
+/// in the matrix's type: (rows, columns), plain. As torch.optim.Muon computes it, after Keller
+/// Jordan. Zeros for zeros.
+at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& coefficients,
+                         int steps, double eps) {
+  const auto [a, b, c] = coefficients;
+  const bool tall = matrix.size(0) > matrix.size(1);
+  at::Tensor x = tall ? matrix.t() : matrix;
+  // Divided by its Frobenius norm, the matrix has a spectral norm of at most 1, as the iteration
+  // needs.
+  x = x.div(x.norm().clamp_min(eps));
+  for (int i = 0; i < steps; ++i) {
+    const at::Tensor gram = at::mm(x, x.t());
+    const at::Tensor update = at::addmm(gram, gram, gram, /*beta=*/b, /*alpha=*/c);
+    x = at::addmm(x, update, x, /*beta=*/a);
+  }
+  return tall ? x.t() : x;
+}
+
+/// Whether it holds an embedding of libtorch's (nn::Hooked, nn::adopt).
+bool holds_embedding(const nn::ModuleBase* module) {
+  const auto* const holder = dynamic_cast<const nn::detail::AdoptsModule*>(module);
+  if (holder == nullptr) {
+    return false;
+  }
+  const torch::nn::Module& held = holder->adopted_module();
+  return dynamic_cast<const torch::nn::EmbeddingImpl*>(&held) != nullptr ||
+         dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&held) != nullptr;
+}
+
+/// Tied weights have several owners; one embedding among them is enough.
+bool is_embedding(const nn::ParameterSlot& slot) {
+  return std::ranges::any_of(slot.owners(), [](const nn::ParameterSlot::Owner& owner) {
+    return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr ||
+           holds_embedding(owner.module);
+  });
+}
+
+}  // namespace
+
+/// The matrices of a step that are exchanged together: on one mesh, in one type.
+class Muon::Exchange {
+ public:
+  Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
+
+  // Matrices of one exchange travel in one buffer.
+  bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
+    return mesh_ == mesh && dtype_ == dtype;
+  }
+  void add(const ShardUpdate& shard) { shards_.push_back(shard); }
+  // Collective over the mesh. Every rank has the same matrices in it, in the same order, whether
+  // they have gradients or not (updates_without_gradient).
+  void run(Muon& muon, double factor) {
+    drop_unused();
+    if (shards_.empty()) {
+      return;
+    }
+    std::vector<SpreadMatrix> matrices;
+    std::vector<at::Tensor> locals;
+    for (const ShardUpdate& shard : shards_) {
+      const at::Tensor& parameter = muon.parameters()[shard.index]->persistent();
+      matrices.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
+      // Offloaded shards are moved to the device on which the mesh communicates.
+      locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
+    }
+    // The assignment is reused while the matrices are the same.
+    if (plan_ == nullptr || plan_->matrices() != matrices) {
+      plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
+    }
+    const auto results = plan_->run(locals, [&](std::size_t i, const at::Tensor& whole) {
+      return muon.orthogonal(whole, shards_[i].group);
+    });
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      muon.apply(shards_[i], results[i]);
+    }
+    clear();
+  }
+  void clear() { shards_.clear(); }
+  bool empty() const { return shards_.empty(); }
+
+ private:
+  /// Skips the matrices that have a gradient on no rank, as one process would. Collective.
+  void drop_unused() {
+    std::vector<std::uint8_t> used;
+    for (const ShardUpdate& shard : shards_) {
+      used.push_back(shard.gradient.defined() ? 1 : 0);
+    }
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
+    const comm::PurposeScope purpose(group, "the matrices that have a gradient");
+    group.any_rank(used);
+    std::size_t i = 0;
+    std::erase_if(shards_, [&](const ShardUpdate&) { return used[i++] == 0; });
+  }
+
+  DeviceMesh mesh_;
+  c10::ScalarType dtype_;
+  std::vector<ShardUpdate> shards_;
+  std::unique_ptr<MatrixExchange> plan_;
+};
+
+Muon::Muon(std::vector<Group<MuonOptions>> groups)
+    : GroupedOptimizer(std::move(groups), {"momentum_buffer"}, /*counts_steps=*/false) {
+  for (std::size_t i = 0; i < this->groups(); ++i) {
+    check(options(i));
+  }
+  check_matrices(parameters());
+}
+
+Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
+    : Muon(std::vector<Group<MuonOptions>>{{std::move(parameters), options}}) {}
+
+Muon::~Muon() = default;
+
+/// A rank without a gradient still has a part in the exchange.
+bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
+  return parameter.requires_grad() && needs_exchange(parameter);
+}
+
+/// Adds the gradient to the momentum, and returns what is to be orthogonalised, in compute_dtype.
+at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
+  const MuonOptions& o = options(shard.group);
+  const at::Tensor& momentum = state_of(shard.index).tensors[0];
+  at::Tensor gradient = shard.gradient.defined() ? shard.gradient.to(momentum.scalar_type())
+                                                 : at::zeros(momentum.sizes(), momentum.options());
+  if (factor != 1.0) {
+    gradient = gradient * factor;
+  }
+  // As in torch.optim.Muon: an average, not a sum.
+  momentum.lerp_(gradient, 1.0 - o.momentum);
+  return (o.nesterov ? gradient.lerp(momentum, o.momentum) : momentum).to(o.compute_dtype);
+}
+
+at::Tensor Muon::orthogonal(const at::Tensor& matrix, std::size_t group) const {
+  const MuonOptions& o = options(group);
+  return newton_schulz(matrix, o.ns_coefficients, o.ns_steps, o.eps);
+}
+
+void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
+  const MuonOptions& o = options(shard.group);
+  const double rate = lr(shard.group) * rate_of(o, parameters()[shard.index]->persistent());
+  const at::Tensor& parameter = shard.parameter;
+  // Weight decay and update are made in fp32 and rounded once; of an fp32 shard this is the shard
+  // itself.
+  const at::Tensor wide = parameter.to(update_type(parameter.scalar_type()));
+  wide.mul_(1.0 - lr(shard.group) * o.weight_decay).add_(orthogonal.to(wide.device()), -rate);
+  if (!wide.is_same(parameter)) {
+    parameter.copy_(wide);
+  }
+}
+
+/// In the order of their first parameters, the same on every rank.
+Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
+  const auto found = std::ranges::find_if(
+      exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
+  return found != exchanges_.end() ? *found : exchanges_.emplace_back(mesh, dtype);
+}
+
+void Muon::update_shards(const std::vector<ShardUpdate>& shards,
+                         const GradientFactor& gradient_factor) {
+  if (gradient_factor.tensor.defined()) {
+    scale_gradients(shards, gradient_factor.tensor);
+  }
+  const double factor = gradient_factor.number;
+  for (Exchange& exchange : exchanges_) {
+    exchange.clear();  // what a step that threw has left
+  }
+  for (const ShardUpdate& shard : shards) {
+    const at::Tensor& parameter = parameters()[shard.index]->persistent();
+    // The global tensor: a rank whose shard is empty still takes part.
+    if (parameter.numel() == 0) {
+      continue;
+    }
+    if (needs_exchange(parameter)) {
+      exchange_of(sharding_spec(parameter).mesh, options(shard.group).compute_dtype).add(shard);
+    } else {
+      apply(shard, orthogonal(direction(shard, factor), shard.group));
+    }
+  }
+  for (Exchange& exchange : exchanges_) {
+    if (!exchange.empty()) {
+      exchange.run(*this, factor);
+    }
+  }
+}
+
+/// By sizes, owner and name: a model does not say which layers are hidden.
+MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
+  const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
+  MuonSplit split;
+  for (const auto& [name, slot] : module.named_slots()) {
+    const at::Tensor& tensor = slot->persistent();
+    const bool matrix =
+        tensor.dim() == 2 && !tensor.is_complex() && !named.contains(slot) && !is_embedding(*slot);
+    (matrix ? split.matrices : split.rest).push_back(slot);
+  }
+  return split;
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,196 @@
+// Presets from the makers' public data sheets, and files with the same names.
+
+#include "tessera/planning/machine.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+#include "tessera/core/text.h"
+
+namespace tessera::planning {
+namespace {
+
+/// FLOP/s are dense. Links: one direction. The network is that of the maker's own eight-GPU machine
+/// with one network card a GPU.
+const std::vector<Machine>& presets() {
+  static const std::vector<Machine> list = [] {
+    const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
+                        double bandwidth, double link, double network) {
+      return Machine{.name = name,
+                     .memory_bytes = memory,
+                     .flops_half = half,
+                     .flops_fp32 = fp32,
+                     .memory_bandwidth = bandwidth,
+                     .link_bandwidth = link,
+                     .network_bandwidth = network,
+                     .flops_fp8 = fp8};
+    };
+    return std::vector<Machine>{
+        // NVIDIA A100 80GB SXM; DGX A100: 200 Gb/s a GPU.
+        gpu("a100", 80e9, 0, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
+        // NVIDIA H100 SXM; DGX H100: 400 Gb/s a GPU.
+        gpu("h100", 80e9, 1979e12, 989e12, 67e12, 3.35e12, 450e9, 50e9),
+        // NVIDIA H200 SXM; DGX H200: 400 Gb/s a GPU.
+        gpu("h200", 141e9, 1979e12, 989e12, 67e12, 4.8e12, 450e9, 50e9),
+        // NVIDIA DGX B200 (1,440 GB, 64 TB/s and 14.4 TB/s of NVLink for eight), 400 Gb/s a GPU.
+        gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9),
+        // NVIDIA L40S: PCIe 4.0 x16, no NVLink; 200 Gb/s a GPU.
+        gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
+        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s a GPU.
+        gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9)};
+  }();
+  return list;
+}
+
+/// Beyond any machine: their differences and products must stay numbers.
+constexpr double kMostBytes = 1e18;
+constexpr std::uint64_t kMostFileBytes = 1 << 20;
+constexpr std::int64_t kMostOfANode = 1 << 20;
+
+struct Field {
+  const char* name;
+  double Machine::*value;
+};
+constexpr std::array kFields{Field{"memory_bytes", &Machine::memory_bytes},
+                             Field{"reserved_bytes", &Machine::reserved_bytes},
+                             Field{"flops_half", &Machine::flops_half},
+                             Field{"flops_fp32", &Machine::flops_fp32},
+                             Field{"product_share", &Machine::product_share},
+                             Field{"attention_share", &Machine::attention_share},
+                             Field{"memory_bandwidth", &Machine::memory_bandwidth},
+                             Field{"memory_share", &Machine::memory_share},
+                             Field{"operator_latency_s", &Machine::operator_latency_s},
+                             Field{"link_bandwidth", &Machine::link_bandwidth},
+                             Field{"network_bandwidth", &Machine::network_bandwidth},
+                             Field{"network_share", &Machine::network_share},
+                             Field{"link_latency_s", &Machine::link_latency_s},
+                             Field{"network_latency_s", &Machine::network_latency_s},
+                             Field{"flops_fp8", &Machine::flops_fp8}};
+
+const Machine* preset(const std::string& name) {
+  const auto found = std::ranges::find(presets(), name, &Machine::name);
+  return found == presets().end() ? nullptr : &*found;
+}
+
+[[noreturn]] void unknown_machine(const std::string& name, const std::string& asked) {
+  fail(asked, " ", name, " is not known; pass ",
+       fmt::format("{}", fmt::join(machine_names(), ", ")),
+       ", or a file NAME.toml with a machine's numbers");
+}
+
+double positive(const toml::node& node, const std::string& key, const std::string& file) {
+  const auto number = node.value<double>();
+  TESSERA_CHECK(number && *number >= 0 && std::isfinite(*number), file, ": \"", key,
+                "\" must be a finite number, not negative");
+  TESSERA_CHECK(!key.ends_with("_share") || *number <= 1, file, ": \"", key, "\" is ", *number,
+                ", but a share of a rate: write 0.7 for 70 %");
+  TESSERA_CHECK(!key.ends_with("_bytes") || *number <= kMostBytes, file, ": \"", key, "\" is ",
+                *number, " bytes; write at most ", kMostBytes);
+  return *number;
+}
+
+std::int64_t whole(const toml::node& node, const std::string& key, const std::string& file) {
+  const auto number = node.value<double>();
+  TESSERA_CHECK(number && *number == std::floor(*number) && *number >= 1 && *number <= kMostOfANode,
+                file, ": \"", key, "\" must be a whole number from 1 to ", kMostOfANode);
+  return static_cast<std::int64_t>(*number);
+}
+
+void set_field(Machine& machine, const std::string& key, const toml::node& node,
+               const std::string& file) {
+  if (key == "name" || key == "like") {
+    TESSERA_CHECK(!node.value_or(std::string()).empty(), file, ": \"", key, "\" must be a name");
+    return;
+  }
+  if (key == "ranks_per_node") {
+    machine.ranks_per_node = whole(node, key, file);
+    return;
+  }
+  const auto* const field =
+      std::ranges::find(kFields, key, [](const Field& f) -> std::string { return f.name; });
+  if (field == kFields.end()) {
+    std::vector<std::string> names{"name", "like", "ranks_per_node"};
+    for (const Field& known : kFields) {
+      names.emplace_back(known.name);
+    }
+    fail(file, ": unknown name \"", key, "\"; did you mean ", nearest(key, names), "?");
+  }
+  machine.*field->value = positive(node, key, file);
+}
+
+toml::table read_table(const std::string& file, const std::string& asked) {
+  try {
+    return toml::parse(files::read_file(file, asked, kMostFileBytes), file);
+  } catch (const Error& error) {
+    fail("can't read ", asked, " ", file, ": ", error.what());
+  } catch (const toml::parse_error& error) {
+    fail("can't read ", asked, " ", file, ": ", error.description(), " (line ",
+         error.source().begin.line, ")");
+  }
+}
+
+void check_complete(const Machine& machine, const std::string& file) {
+  for (const Field& field : kFields) {
+    const bool may_be_zero = std::string_view(field.name).ends_with("latency_s") ||
+                             std::string_view(field.name) == "reserved_bytes" ||
+                             std::string_view(field.name) == "flops_fp8";
+    TESSERA_CHECK(may_be_zero || machine.*field.value > 0, file, ": \"", field.name,
+                  "\" is missing; give it, or begin from a known machine: like = \"h200\"");
+  }
+  TESSERA_CHECK(machine.room() > 0, file, ": \"memory_bytes\" is ", machine.memory_bytes,
+                ", and \"reserved_bytes\" leaves nothing of it: ", machine.reserved_bytes,
+                "; give more of the one or less of the other");
+}
+
+Machine read_machine(const std::string& file, const std::string& asked) {
+  const toml::table table = read_table(file, asked);
+  Machine machine;
+  if (const auto like = table["like"].value<std::string>()) {
+    const Machine* known = preset(*like);
+    TESSERA_CHECK(known != nullptr, file, ": like = \"", *like, "\" is not known; write one of ",
+                  fmt::format("{}", fmt::join(machine_names(), ", ")));
+    machine = *known;
+  }
+  machine.name = table["name"].value_or(file);
+  for (const auto& [key, node] : table) {
+    set_field(machine, std::string(key.str()), node, file);
+  }
+  check_complete(machine, file);
+  return machine;
+}
+
+}  // namespace
+
+double Machine::peak_flops(c10::ScalarType type) const {
+  if (c10::elementSize(type) == 1 && flops_fp8 > 0) {
+    return flops_fp8;
+  }
+  return c10::elementSize(type) <= 2 ? flops_half : flops_fp32;
+}
+
+std::vector<std::string> machine_names() {
+  std::vector<std::string> names;
+  for (const Machine& machine : presets()) {
+    names.push_back(machine.name);
+  }
+  return names;
+}
+
+Machine machine_of(const std::string& name, const std::string& asked) {
+  if (const Machine* known = preset(name)) {
+    return *known;
+  }
+  if (!name.ends_with(".toml")) {
+    unknown_machine(name, asked);
+  }
+  return read_machine(name, asked);
+}
+
+}  // namespace tessera::planning

@@ -1,0 +1,318 @@
+// A rank's step in a fake world, followed by its memory log and its schedule. What the training
+// does, its plan says: the code is the same.
+#include "tessera/planning/plan.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "schedule.h"
+#include "tessera/comm/fake_world.h"
+#include "tessera/comm/streams.h"
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/detail/active_units.h"
+#include "tessera/kernels/fake_mode.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/observe/detail/memory_log.h"
+#include "tessera/optim/adamw.h"
+
+namespace tessera::planning {
+
+namespace {
+
+using Coordinate = std::vector<std::int64_t>;
+
+/// Where any rank of the root is in its own submesh of the same dimensions as `mesh`. A dimension
+/// that was flattened is made of several of the root's.
+class Submesh {
+ public:
+  Submesh(const DeviceMesh& mesh, const MeshShape& root) : weights_(mesh.shape().ndim()) {
+    const MeshShape& shape = mesh.shape();
+    for (int dim = 0; dim < shape.ndim(); ++dim) {
+      weights_[static_cast<std::size_t>(dim)].resize(static_cast<std::size_t>(root.ndim()));
+      Coordinate at(static_cast<std::size_t>(shape.ndim()));
+      const Coordinate begin = root.coordinate(rank_at(mesh, at));
+      for (std::int64_t i = 1; i < shape.size(dim); ++i) {
+        at[static_cast<std::size_t>(dim)] = i;
+        note(dim, i, begin, root.coordinate(rank_at(mesh, at)));
+      }
+    }
+  }
+
+  Coordinate of(const Coordinate& in_root) const {
+    Coordinate coordinate;
+    for (const Coordinate& weights : weights_) {
+      std::int64_t index = 0;
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        index += weights[i] * in_root[i];
+      }
+      coordinate.push_back(index);
+    }
+    return coordinate;
+  }
+
+ private:
+  static int rank_at(const DeviceMesh& mesh, const Coordinate& at) {
+    return mesh.ranks()[static_cast<std::size_t>(mesh.shape().index(at))];
+  }
+
+  /// One step along a dimension of the root, alone, is as many steps here.
+  void note(int dim, std::int64_t steps, const Coordinate& begin, const Coordinate& end) {
+    Coordinate difference(begin.size());
+    std::ranges::transform(end, begin, difference.begin(), std::minus<>());
+    const auto moved = std::ranges::find_if(difference, [](std::int64_t d) { return d != 0; });
+    const bool alone = std::ranges::count_if(difference, [](auto d) { return d != 0; }) == 1;
+    if (alone && *moved == 1) {
+      weights_[static_cast<std::size_t>(dim)]
+              [static_cast<std::size_t>(moved - difference.begin())] = steps;
+    }
+  }
+
+  std::vector<Coordinate> weights_;  ///< by dimension, then by the root's
+};
+
+/// A parameter that is laid out on a submesh.
+struct Place {
+  const ShardingSpec* spec;
+  Coordinate sizes;
+  Submesh submesh;
+};
+
+/// Parameters that are laid out alike are so on all ranks: one of each sort.
+std::vector<Place> places_of(const Run& run) {
+  std::vector<Place> places;
+  std::set<std::tuple<const void*, const void*, Coordinate>> seen;
+  for (const auto& [name, slot] : run.model->named_slots()) {
+    const at::Tensor& tensor = slot->persistent();
+    if (!is_distributed(tensor)) {
+      continue;
+    }
+    const ShardingSpec& spec = sharding_spec(tensor);
+    if (seen.emplace(&*spec.layout, spec.mesh.id(), tensor.sizes().vec()).second) {
+      places.push_back({&spec, tensor.sizes().vec(), Submesh(spec.mesh, run.mesh.shape())});
+    }
+  }
+  return places;
+}
+
+/// By the sizes of ranks' shards, and by Run::sizes; in the order of their first ranks.
+std::vector<RankKind> kinds_of(const Run& run) {
+  std::map<std::vector<std::int64_t>, RankKind> by_sizes;
+  const MeshShape& root = run.mesh.shape();
+  const std::vector<Place> places = places_of(run);
+  for (int rank = 0; rank < root.numel(); ++rank) {
+    const Coordinate coordinate = root.coordinate(rank);
+    std::vector<std::int64_t> sizes;
+    if (run.sizes) {
+      sizes = run.sizes(coordinate);
+    }
+    for (const Place& place : places) {
+      sizes.push_back(local_numel(*place.spec->layout, place.sizes, place.submesh.of(coordinate)));
+    }
+    const auto [kind, is_new] = by_sizes.try_emplace(std::move(sizes));
+    kind->second.first = is_new ? rank : kind->second.first;
+    kind->second.last = rank;
+    ++kind->second.count;
+  }
+  std::vector<RankKind> kinds;
+  for (const auto& [sizes, kind] : by_sizes) {
+    kinds.push_back(kind);
+  }
+  std::ranges::sort(kinds, {}, &RankKind::first);
+  return kinds;
+}
+
+/// Bytes that libtorch's allocator rounds to on a GPU.
+constexpr std::int64_t kGpuGranularity = 512;
+
+/// The lanes of a rank that is planned: on a GPU with time, on a CPU without, as there.
+class PlannedStreams final : public comm::Streams {
+ public:
+  explicit PlannedStreams(Schedule& schedule) : schedule_(schedule) {}
+  comm::StreamEventPtr record(comm::Lane lane) override { return schedule_.record(lane); }
+  void wait(comm::Lane lane, const comm::StreamEventPtr& event) override {
+    schedule_.wait(lane, event);
+  }
+  void synchronize(const comm::StreamEventPtr& event) override {
+    schedule_.wait(comm::Lane::kCompute, event);
+  }
+
+ private:
+  void enter(comm::Lane lane) override { schedule_.enter(lane); }
+  void leave() override { schedule_.leave(); }
+
+  Schedule& schedule_;
+};
+
+/// Within a scope the CPU has these lanes.
+class HostStreamsScope {
+ public:
+  explicit HostStreamsScope(comm::StreamsPtr streams) {
+    comm::set_host_streams(std::move(streams));
+  }
+  HostStreamsScope(const HostStreamsScope&) = delete;
+  HostStreamsScope& operator=(const HostStreamsScope&) = delete;
+  ~HostStreamsScope() { comm::set_host_streams(nullptr); }
+};
+
+/// What is still computed, on integers, is small: threads would only wait for it.
+class OneThread {
+ public:
+  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+  ~OneThread() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+/// So that the log knows parameters from what a forward keeps.
+void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
+  for (const auto& [name, slot] : model.named_slots()) {
+    log.assign_parameter(local_tensor(slot->persistent()));
+  }
+}
+
+/// A plan of one rank, and what it tells about all ranks.
+struct PlannedRank {
+  RankPlan plan;
+  std::vector<RankKind> kinds;
+  MeshShape mesh;
+  bool knows_sizes = false;  ///< Run::sizes was given
+};
+
+PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,
+                     bool with_kinds) {
+  const OneThread threads;
+  const bool on_gpu = options.device == "cuda";
+  Schedule schedule(options.machine, /*lanes=*/on_gpu);
+  observe::MemoryLog log({.reserve_only = true, .granularity = on_gpu ? kGpuGranularity : 1});
+  const HostStreamsScope streams(log.memory_lanes(std::make_shared<PlannedStreams>(schedule)));
+  const kernels::FakeMode fake(
+      on_gpu ? c10::DeviceType::CUDA : c10::DeviceType::CPU,
+      [&](const kernels::FakeCall& call) { schedule.run(call, log.phase()); },
+      options.data_dependent);
+  const auto start = [&](const comm::FakeCollective& call) { return schedule.start(call); };
+  const comm::WorldPtr world = comm::fake_world(rank, static_cast<int>(ranks), start);
+  Run run = make(world);
+  if (!run.sizes) {
+    run.sizes = options.sizes;
+  }
+  const fsdp::ActiveUnits units(*run.model);
+  const auto where = [&] { return units.text(); };
+  // The first step makes the optimizer's state; the second is like all others.
+  log.begin_step(where);
+  run.step();
+  assign_parameters(log, *run.model);
+  log.begin_step(where, /*moments=*/true);
+  schedule.begin_step();
+  const comm::TrafficTable before = world->traffic().table();
+  run.step();
+  RankPlan plan{.coordinate = run.mesh.coordinate()};
+  plan.metrics.comm = world->traffic().since(before);
+  plan.memory = log.use(/*on_host=*/on_gpu && options.offload);
+  if (options.machine) {
+    plan.time = schedule.time();
+    plan.metrics.step_time_s = plan.time->total;
+    set_speed(plan.metrics, ranks, plan.time->flops, options);
+  }
+  return {std::move(plan), with_kinds ? kinds_of(run) : std::vector<RankKind>{}, run.mesh.shape(),
+          run.sizes != nullptr};
+}
+
+}  // namespace
+
+namespace detail {
+
+void allocate(nn::ModuleBase& model) {
+  nn::to_empty(model, at::kCPU);
+  nn::init_weights(model, /*seed=*/0);
+}
+
+std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
+                                                 const nn::ModuleBase& model) {
+  if (options.optimizer) {
+    return options.optimizer(model);
+  }
+  return std::make_shared<optim::AdamW>(model, optim::AdamWOptions{});
+}
+
+}  // namespace detail
+
+void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
+               const PlanOptions& options) {
+  observe::ModelFlops flops = options.flops;
+  if (flops.per_token == 0 && options.tokens > 0) {
+    const double per_token =
+        products * static_cast<double>(ranks) / static_cast<double>(options.tokens);
+    flops = {per_token, per_token};
+  }
+  observe::set_throughput(metrics, options.tokens, static_cast<int>(ranks), flops,
+                          options.machine->peak_flops(options.type));
+}
+
+RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options) {
+  return plan_one(make, ranks, rank, options, /*with_kinds=*/false).plan;
+}
+
+namespace {
+
+/// Ranks of a kind must have equal steps. A batch that does not divide evenly shows on the last
+/// one.
+void check_kind(const RankPlan& plan, const RankPlan& last) {
+  const auto traffic = [](const RankPlan& rank) { return comm::total(rank.metrics.comm); };
+  const auto text = [&](const RankPlan& rank) {
+    return fmt::format("a peak of {} bytes and {} bytes sent", rank.memory.peak_bytes,
+                       traffic(rank).bytes);
+  };
+  TESSERA_CHECK(plan.memory.peak_bytes == last.memory.peak_bytes &&
+                    traffic(plan).bytes == traffic(last).bytes,
+                "planning: ranks ", plan.kind.first, " and ", plan.kind.last,
+                " have shards of equal sizes, but their steps differ: ", text(plan), " on rank ",
+                plan.kind.first, ", ", text(last), " on rank ", plan.kind.last,
+                "; give PlanOptions::sizes (or Run::sizes) what differs, such as the rows of a "
+                "rank's batch");
+}
+
+}  // namespace
+
+RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options) {
+  TESSERA_CHECK(ranks <= detail::kMostRanks, "a plan of ", ranks, " ranks; plan at most ",
+                detail::kMostRanks);
+  PlannedRank first = plan_one(make, ranks, 0, options, /*with_kinds=*/true);
+  RunPlan plan{.options = options, .mesh = first.mesh, .ranks = {}};
+  for (const RankKind& kind : first.kinds) {
+    plan.ranks.push_back(kind.first == 0 ? std::move(first.plan)
+                                         : plan_rank(make, ranks, kind.first, options));
+    plan.ranks.back().kind = kind;
+    if (!first.knows_sizes && kind.last > kind.first) {
+      check_kind(plan.ranks.back(), plan_rank(make, ranks, kind.last, options));
+    }
+  }
+  return plan;
+}
+
+const RankPlan& RunPlan::largest() const {
+  return *std::ranges::max_element(ranks, {},
+                                   [](const RankPlan& rank) { return rank.memory.peak_bytes; });
+}
+
+bool RunPlan::on_host(observe::MemoryKind kind) const {
+  return options.device == "cuda" && options.offload && is_state(kind);
+}
+
+bool RunPlan::fits() const {
+  return !options.machine || largest().memory.peak_bytes <= options.machine->room();
+}
+
+}  // namespace tessera::planning

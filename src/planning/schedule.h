@@ -1,0 +1,78 @@
+// When a step's work would be done: each lane of a device, and the network of each group, is a
+// clock that goes on with what is issued there.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/fake_world.h"
+#include "tessera/comm/streams.h"
+#include "tessera/kernels/fake_mode.h"
+#include "tessera/observe/memory.h"
+#include "tessera/planning/machine.h"
+#include "tessera/planning/plan.h"
+
+namespace tessera::planning {
+
+/// The host is taken to be ahead of the device, which holds for large models. An operator takes its
+/// FLOPs or its bytes at the machine's rates; a collective takes its bytes at those of the slowest
+/// link of a ring, and runs beside everything but collectives of its group.
+class Schedule {
+ public:
+  /// Without a machine it keeps no time. Without lanes, as on a CPU, all is in the order of its
+  /// issue, collectives too, and events have passed.
+  Schedule(const std::optional<Machine>& machine, bool lanes)
+      : machine_(machine), has_lanes_(lanes) {}
+
+  /// `phase`: that the call is in.
+  void run(const kernels::FakeCall& call, observe::MemoryPhase phase);
+  comm::WorkPtr start(const comm::FakeCollective& call);
+  /// Forgets what was before.
+  void begin_step();
+  StepTime time() const;
+
+  // Lanes, as comm::Streams.
+  void enter(comm::Lane lane) { current_ = lane; }
+  void leave() { current_ = comm::Lane::kCompute; }
+  comm::StreamEventPtr record(comm::Lane which) const;
+  void wait(comm::Lane which, const comm::StreamEventPtr& event);
+
+ private:
+  /// A moment, and the mesh dimension of the collective that was waited for last before it.
+  struct Moment {
+    double time = 0;
+    std::string cause;
+  };
+  struct Event;
+  class Transfer;
+
+  Moment& lane(comm::Lane which) {
+    return lanes_[has_lanes_ ? static_cast<std::size_t>(which) : 0];
+  }
+  void wait(comm::Lane which, const Moment& moment);
+  void add_span(const std::string& row, const std::string& what, double begin, double end);
+  double duration(const comm::FakeCollective& call) const;
+
+  std::optional<Machine> machine_;
+  bool has_lanes_;
+  comm::Lane current_ = comm::Lane::kCompute;
+  std::array<Moment, 4> lanes_{};
+  std::map<std::string, double> networks_;  ///< until when each group's calls take
+  double began_ = 0;
+  StepTime step_;
+};
+
+/// FLOPs of an operator if it is a matrix product, a convolution or attention (with a mask it
+/// counts half), else 0.
+double product_flops(const kernels::FakeCall& call);
+bool is_attention(std::string_view name);
+/// A matrix product or a convolution.
+bool is_product(std::string_view name);
+
+}  // namespace tessera::planning

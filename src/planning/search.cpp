@@ -1,0 +1,348 @@
+// From the layout that takes the least memory to those that take more: what takes more than one
+// that does not fit is not planned.
+#include "tessera/planning/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera::planning {
+namespace {
+
+/// By memory, the least first.
+constexpr std::array kActivations{"full", "selective", "none"};
+constexpr std::array kZero{3, 2};
+/// The degrees of context parallelism, where it is tried: the sequences of a batch are then more
+/// than its ranks can have whole, or each takes much.
+constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
+constexpr std::int64_t kLongSequence = 16384;
+
+std::int64_t most_tp(const SearchSpace& s) {
+  return s.fixed_tp ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
+}
+
+/// The degrees that are left open. `accumulate`: micro-batches; of another number than the first,
+/// only meshes whose ranks can have so many.
+std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
+  std::vector<TrainingLayout> meshes;
+  for (std::int64_t tp = s.fixed_tp ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
+    const std::int64_t dp = s.ranks / (tp * cp * s.dp_replicate);
+    const bool divides =
+        dp * tp * cp * s.dp_replicate == s.ranks && (!s.allows_tp || s.allows_tp(tp));
+    const bool asked = !s.fixed_dp || dp == s.first.dp;
+    const bool has_rows = accumulate == s.first.accumulate ||
+                          (dp > 0 && s.batch % (s.dp_replicate * dp * accumulate) == 0);
+    if (divides && asked && has_rows) {
+      TrainingLayout mesh = s.first;
+      mesh.dp = dp;
+      mesh.tp = tp;
+      mesh.cp = cp;
+      mesh.accumulate = accumulate;
+      meshes.push_back(std::move(mesh));
+    }
+  }
+  return meshes;
+}
+
+/// Indices of kActivations and kZero that don't fit.
+using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
+
+/// Layouts of a mesh, each behind those that take less memory.
+class MeshSearch {
+ public:
+  /// `too_large`: known before.
+  MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
+      : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
+
+  /// What does not fit.
+  TooLarge run() {
+    const SearchSpace& s = search_.space;
+    const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
+    if (s.batch % parts != 0) {
+      search_.refused.push_back({mesh_, fmt::format("{} {} is not a multiple of {} micro-batches",
+                                                    s.batch_name, s.batch, parts)});
+      return too_large_;
+    }
+    for (std::size_t ac = 0; ac < kActivations.size(); ++ac) {
+      for (std::size_t zero = 0; zero < kZero.size(); ++zero) {
+        if ((!s.fixed_ac || s.first.ac == kActivations[ac]) &&
+            (!s.fixed_zero || s.first.zero == kZero[zero])) {
+          visit(ac, zero);
+        }
+      }
+    }
+    return too_large_;
+  }
+
+ private:
+  void visit(std::size_t ac, std::size_t zero) {
+    const bool is_hopeless = std::ranges::any_of(
+        too_large_, [&](const auto& other) { return other.first <= ac && other.second <= zero; });
+    if (is_hopeless) {
+      ++search_.skipped;
+      return;
+    }
+    TrainingLayout layout = mesh_;
+    layout.ac = kActivations[ac];
+    layout.zero = kZero[zero];
+    try {
+      FoundLayout found{.layout = layout, .estimate = search_.space.estimate(layout)};
+      // In whole nanoseconds: sums in another order differ in their last bits.
+      double& seconds = found.estimate.metrics.step_time_s;
+      seconds = std::round(1e9 * seconds) / 1e9;
+      found.fits = found.estimate.peak_bytes <= search_.space.machine.room();
+      if (!found.fits) {
+        too_large_.emplace_back(ac, zero);
+      }
+      search_.found.push_back(std::move(found));
+    } catch (const Error& error) {
+      search_.refused.push_back({layout, error.what()});
+    }
+  }
+
+  Search& search_;
+  TrainingLayout mesh_;
+  TooLarge too_large_;
+};
+
+std::int64_t least_peak(const Search& search) {
+  const auto peak = [](const FoundLayout& each) { return each.estimate.peak_bytes; };
+  return peak(*std::ranges::min_element(search.found, {}, peak));
+}
+
+/// `found` in order: of those that fit, each with less memory than all faster ones is on the
+/// frontier.
+void mark_frontier(std::vector<FoundLayout>& found) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (FoundLayout& each : found) {
+    each.frontier = each.fits && each.estimate.peak_bytes < least;
+    least = each.fits ? std::min(least, each.estimate.peak_bytes) : least;
+  }
+}
+
+}  // namespace
+
+std::string name_of(const TrainingLayout& layout) {
+  return fmt::format(
+      "dp {} × tp {}{}, ac {}, ZeRO-{}{}", layout.dp, layout.tp,
+      layout.cp > 1 ? fmt::format(" × cp {}", layout.cp) : "", layout.ac, layout.zero,
+      layout.accumulate > 1 ? fmt::format(", {} micro-batches", layout.accumulate) : "");
+}
+
+bool Search::has_cp() const {
+  return std::ranges::any_of(found, [](const FoundLayout& each) { return each.layout.cp > 1; });
+}
+
+bool Search::has_accumulation() const {
+  return std::ranges::any_of(found,
+                             [](const FoundLayout& each) { return each.layout.accumulate > 1; });
+}
+
+namespace {
+
+/// The meshes of one search, in the order in which they are tried.
+class LayoutSearch {
+ public:
+  explicit LayoutSearch(const SearchSpace& space) : search_{.space = space} {}
+
+  Search run() {
+    const SearchSpace& s = search_.space;
+    try_meshes(s.first.cp, s.first.accumulate);
+    if (!s.fixed_accumulate && !search_.found.empty()) {
+      try_micro_batches();
+    }
+    const bool needs_splits = !fits() || s.sequence >= kLongSequence;
+    for (const std::int64_t cp : kSplits) {
+      if (needs_splits && !s.fixed_cp && s.allows_cp && s.allows_cp(cp)) {
+        try_meshes(cp, s.first.accumulate);
+      }
+    }
+    check();
+    std::ranges::sort(search_.found, {}, [](const FoundLayout& each) {
+      const double time = each.fits ? each.estimate.metrics.step_time_s : 0;
+      return std::tuple(!each.fits, time, each.estimate.peak_bytes);
+    });
+    mark_frontier(search_.found);
+    return std::move(search_);
+  }
+
+ private:
+  bool fits() const { return std::ranges::any_of(search_.found, &FoundLayout::fits); }
+
+  void try_meshes(std::int64_t cp, std::int64_t accumulate) {
+    const TrainingLayout& first = search_.space.first;
+    const bool is_first = cp == first.cp && accumulate == first.accumulate;
+    for (TrainingLayout& mesh : meshes(search_.space, cp, accumulate)) {
+      is_laid_out_ = true;
+      const std::int64_t tp = mesh.tp;
+      const bool as_whole = accumulate == first.accumulate;
+      TooLarge found =
+          MeshSearch(search_, std::move(mesh), as_whole ? too_large_[tp] : TooLarge()).run();
+      if (is_first) {
+        too_large_[tp] = std::move(found);
+      }
+    }
+  }
+
+  /// More of them for as long as that may make it fit.
+  void try_micro_batches() {
+    const SearchSpace& s = search_.space;
+    std::int64_t floor = 0;
+    for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
+      const std::int64_t before = least_peak(search_);
+      try_meshes(s.first.cp, n);
+      // What is of a micro-batch halves each time.
+      floor = least_peak(search_) - (before - least_peak(search_));
+    }
+  }
+
+  void check() const {
+    const SearchSpace& s = search_.space;
+    TESSERA_CHECK(is_laid_out_, s.ranks, " ranks can't be laid out: no tp of at most ", most_tp(s),
+                  " that divides them and that the model allows goes with the degrees that are "
+                  "given; give fewer of these, or another number of ranks");
+    if (search_.found.empty()) {
+      const RefusedLayout& refused = search_.refused.front();
+      fail(s.ranks, " ranks: no layout can be planned: ",
+           s.text ? s.text(refused.layout) : name_of(refused.layout), ": ", refused.reason);
+    }
+  }
+
+  Search search_;
+  bool is_laid_out_ = false;
+  // By tp. A split adds masks, and the keys and values of other ranks, to as many tokens of a rank:
+  // what does not fit without one does not fit with it.
+  std::map<std::int64_t, TooLarge> too_large_;
+};
+
+}  // namespace
+
+std::function<Estimate(const TrainingLayout&)> estimate_by_plans(
+    const std::function<MakeRun(const TrainingLayout&, std::int64_t)>& run_of,
+    const LayeredModel& model, std::int64_t ranks, const PlanOptions& options) {
+  return [=](const TrainingLayout& layout) {
+    const auto plan_of = [&](std::int64_t layers) {
+      return plan_rank(run_of(layout, layers), ranks, /*rank=*/0, options);
+    };
+    return estimate(plan_of, model, ranks, options);
+  };
+}
+
+Search search(const SearchSpace& space) {
+  TESSERA_CHECK(space.ranks <= detail::kMostRanks, "a search for ", space.ranks,
+                " ranks; search for at most ", detail::kMostRanks);
+  return LayoutSearch(space).run();
+}
+
+namespace {
+
+/// The first and the last layers differ from those between them, since FSDP gathers ahead and keeps
+/// the last one. Two more, so that what goes in pairs shows.
+constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
+
+/// The name of a moment with another number of its layer, if it is in one.
+template <class Number>
+std::string renumbered(const std::string& name, const LayeredModel& model, const Number& number) {
+  constexpr std::string_view kDigits = "-0123456789";
+  const std::string before = model.container + ".";
+  const std::size_t found = name.find(before);
+  const std::size_t digits = found + before.size();
+  if (found == std::string::npos || digits == name.find_first_not_of(kDigits, digits)) {
+    return name;
+  }
+  const std::size_t end = std::min(name.find_first_not_of(kDigits, digits), name.size());
+  const std::int64_t layer = std::strtoll(name.c_str() + digits, nullptr, 10);
+  return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
+}
+
+/// Layers of the second half are counted from the end: -1 is the last.
+std::string key_of(const std::string& name, const LayeredModel& model) {
+  return renumbered(name, model, [&](std::int64_t layer) {
+    return layer < model.layers / 2 ? layer : layer - model.layers;
+  });
+}
+
+/// The reverse.
+std::string moment_of(const std::string& key, const LayeredModel& model) {
+  return renumbered(key, model,
+                    [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });
+}
+
+std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const LayeredModel& model) {
+  std::map<std::string, double> bytes;
+  for (const observe::MomentMemory& moment : plan.memory.moments) {
+    bytes[key_of(moment.name, model)] = static_cast<double>(moment.bytes);
+  }
+  return bytes;
+}
+
+double exposed(const StepTime& time) {
+  double sum = 0;
+  for (const auto& [group, seconds] : time.exposed) {
+    sum += seconds;
+  }
+  return sum;
+}
+
+/// What two plans of few layers say of the whole model.
+Estimate of_layers(const RankPlan& few, const RankPlan& more, const LayeredModel& model) {
+  const auto grown = [&](double with_few, double with_more) {
+    const double each = (with_more - with_few) / (kMoreLayers - kFewLayers);
+    return with_few + each * static_cast<double>(model.layers - kFewLayers);
+  };
+  Estimate estimate;
+  const std::map<std::string, double> bytes = bytes_by_moment(more, {kMoreLayers, model.container});
+  for (const auto& [key, with_few] : bytes_by_moment(few, {kFewLayers, model.container})) {
+    const auto same = bytes.find(key);
+    if (same == bytes.end()) {
+      continue;
+    }
+    if (const auto now = std::llround(grown(with_few, same->second)); now > estimate.peak_bytes) {
+      estimate.peak_bytes = now;
+      estimate.peak_moment = moment_of(key, model);
+    }
+  }
+  estimate.metrics.step_time_s = grown(few.time->total, more.time->total);
+  estimate.exposed_s = grown(exposed(*few.time), exposed(*more.time));
+  return estimate;
+}
+
+Estimate of_whole(const RankPlan& plan) {
+  Estimate estimate{.peak_bytes = plan.memory.peak_bytes,
+                    .peak_moment = plan.memory.peak_moment,
+                    .exposed_s = exposed(*plan.time),
+                    .metrics = {}};
+  estimate.metrics.step_time_s = plan.time->total;
+  return estimate;
+}
+
+}  // namespace
+
+Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
+                  const LayeredModel& model, std::int64_t ranks, const PlanOptions& options) {
+  if (model.layers <= kMoreLayers) {
+    const RankPlan plan = plan_of(0);
+    Estimate estimate = of_whole(plan);
+    set_speed(estimate.metrics, ranks, plan.time->flops, options);
+    return estimate;
+  }
+  const RankPlan few = plan_of(kFewLayers), more = plan_of(kMoreLayers);
+  Estimate estimate = of_layers(few, more, model);
+  const double each = (more.time->flops - few.time->flops) / (kMoreLayers - kFewLayers);
+  set_speed(estimate.metrics, ranks,
+            few.time->flops + each * static_cast<double>(model.layers - kFewLayers), options);
+  return estimate;
+}
+
+}  // namespace tessera::planning

@@ -1,0 +1,343 @@
+// Checks a plan before anything is changed: which modules its patterns match, whether the styles
+// fit them, and which placement each parameter gets.
+
+#include "plan.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <algorithm>
+#include <typeindex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tessera/core/error.h"
+#include "tessera/core/layout.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::tensor_parallel {
+
+std::string quoted(const std::string& fqn) {
+  return fqn.empty() ? "the root module" : "'" + fqn + "'";
+}
+
+namespace {
+
+// Patterns. Stock modules of libtorch are matched too, so that the error can name them.
+
+struct Match {
+  std::string fqn;
+  torch::nn::Module* module = nullptr;
+};
+
+/// A shared module is found at each of its FQNs.
+std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern) {
+  std::vector<Match> places;
+  nn::visit_modules(root,
+                    [&](const std::string& fqn, torch::nn::Module& module) {
+                      if (nn::matches_fqn(pattern, fqn)) {
+                        places.push_back({fqn, &module});
+                      }
+                    },
+                    {.every_place = true});
+  return places;
+}
+
+/// Each module once, at its first FQN.
+std::vector<Match> first_places(std::vector<Match> places) {
+  std::unordered_set<const torch::nn::Module*> found;
+  std::erase_if(places,
+                [&found](const Match& place) { return !found.insert(place.module).second; });
+  return places;
+}
+
+/// "layers.*.up" -> "layers.*", "layers" -> "".
+std::string without_last_segment(const std::string& pattern) {
+  const std::size_t dot = pattern.rfind('.');
+  return dot == std::string::npos ? "" : pattern.substr(0, dot);
+}
+
+/// Shortens the pattern from its end until it matches a module. The message lists the children of
+/// that module.
+[[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
+  std::string reached = pattern;
+  std::vector<Match> parents;
+  std::string segment;
+  while (parents.empty()) {  // ends at the root, since "" matches it
+    const std::string shorter = without_last_segment(reached);
+    segment = reached.substr(shorter.empty() ? 0 : shorter.size() + 1);
+    reached = shorter;
+    parents = find_places(root, reached);
+  }
+  const Match& parent = parents.front();
+  fail("parallelize_module: the pattern '", pattern, "' matches no module: '", segment,
+       "' is not among the children of ", quoted(parent.fqn), ", which are [",
+       fmt::format("{}", fmt::join(parent.module->named_children().keys(), ", ")),
+       "]; correct or remove the entry");
+}
+
+bool is_below(const Match& match, const Match& place) {
+  return match.fqn.starts_with(place.fqn + ".");
+}
+
+std::type_index class_of(const Match& place) {
+  const torch::nn::Module& module = *place.module;
+  return typeid(module);
+}
+
+/// `places`: the matches of `prefix`, the beginning of `pattern`. `matches`: those of the whole
+/// pattern. Throws Error if some of the places have no match below them, but others of the same
+/// class have one.
+void check_all_match(const std::string& pattern, const std::string& prefix,
+                     const std::vector<Match>& places, const std::vector<Match>& matches) {
+  const auto has_match = [&matches](const Match& place) {
+    return std::ranges::any_of(matches, [&](const Match& match) { return is_below(match, place); });
+  };
+  std::unordered_set<std::type_index> classes;
+  std::size_t found = 0;
+  std::vector<const Match*> missed;
+  for (const Match& place : places) {
+    if (has_match(place)) {
+      classes.insert(class_of(place));
+      ++found;
+    } else {
+      missed.push_back(&place);
+    }
+  }
+  std::erase_if(missed, [&](const Match* place) { return !classes.contains(class_of(*place)); });
+  if (missed.empty()) {
+    return;
+  }
+  const std::string below = pattern.substr(prefix.size() + 1);
+  fail("parallelize_module: the pattern '", pattern, "' matches below ", found, " of the ",
+       found + missed.size(), " modules of one class that '", prefix, "' matches, but not below '",
+       missed.front()->fqn, "', whose children are [",
+       fmt::format("{}", fmt::join(missed.front()->module->named_children().keys(), ", ")),
+       "]; correct the pattern, name the modules instead of the wildcard (for example [0-2]), or "
+       "write '**.",
+       below, "' for every match");
+}
+
+/// "**" is no such segment: it may match nothing.
+bool is_wildcard(std::string_view segment) {
+  return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
+}
+
+/// A pattern that matches in some layers only would leave the others out without an error.
+void check_wildcards(nn::ModuleBase& root, const std::string& pattern,
+                     const std::vector<Match>& matches) {
+  std::size_t begin = 0;
+  for (std::size_t dot = pattern.find('.'); dot != std::string::npos;
+       dot = pattern.find('.', begin)) {
+    const std::string prefix = pattern.substr(0, dot);
+    if (is_wildcard(std::string_view(prefix).substr(begin))) {
+      check_all_match(pattern, prefix, find_places(root, prefix), matches);
+    }
+    begin = dot + 1;
+  }
+}
+
+NamedModule with_hooks(const Match& match) {
+  auto* module = dynamic_cast<nn::ModuleBase*>(match.module);
+  TESSERA_CHECK(module != nullptr, "parallelize_module: '", match.fqn, "' is a ",
+                match.module->name(),
+                ", which runs no hooks; use the module of tessera::nn, or wrap it in nn::Hooked");
+  return {match.fqn, module};
+}
+
+/// The modules with an FQN that matches `pattern` (nn::matches_fqn), each once, in order of
+/// registration. "" is `root`.
+std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& pattern) {
+  const std::vector<Match> matches = find_places(root, pattern);
+  if (matches.empty()) {
+    fail_unmatched(root, pattern);
+  }
+  check_wildcards(root, pattern, matches);
+  std::vector<NamedModule> modules;
+  for (const Match& match : first_places(matches)) {
+    modules.push_back(with_hooks(match));
+  }
+  return modules;
+}
+
+// Placements.
+
+/// The modules inside of an nn::Hooked run no hooks.
+void check_is_called(const NamedModule& target, const ParallelStyle& style) {
+  TESSERA_CHECK(
+      !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
+      style.name(), " with these options needs hooks, but a ", target.module->name(),
+      " inside of an nn::Hooked runs none; use colwise_parallel() or rowwise_parallel() without "
+      "layouts, or place_parameters()");
+}
+
+void check_gradients_are_dense(const nn::ModuleBase& module) {
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
+  const auto* embedding =
+      holder == nullptr ? nullptr : holder->adopted_module().as<torch::nn::Embedding>();
+  TESSERA_CHECK(embedding == nullptr || !embedding->options.sparse(), "the weight of a ",
+                module.name(), " gets sparse gradients, which cannot be distributed; make the ",
+                "module with sparse(false)");
+}
+
+/// Adds the FQN to the errors of a style.
+Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
+  try {
+    check_is_called(target, *style);
+    Application application{target, style, style->parameters(*target.module)};
+    style->check(*target.module, mesh);
+    if (!application.parameters.empty()) {
+      check_gradients_are_dense(*target.module);
+    }
+    return application;
+  } catch (const Error& error) {
+    fail("parallelize_module: ", quoted(target.fqn), ": ", error.what());
+  }
+}
+
+bool is_below(const NamedModule& inner, const NamedModule& outer) {
+  return inner.fqn != outer.fqn && (outer.fqn.empty() || inner.fqn.starts_with(outer.fqn + "."));
+}
+
+bool places(const Application& application, const nn::SlotPtr& slot) {
+  return std::ranges::any_of(application.parameters,
+                             [&](const auto& placed) { return placed.first == slot; });
+}
+
+bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
+  return std::ranges::any_of(slot.owners(),
+                             [&](const auto& owner) { return owner.module == &module; });
+}
+
+/// Where the entries of a container and of a module below it place a parameter, the inner entry
+/// wins.
+void leave_to_inner(std::vector<Application>& applications) {
+  for (Application& outer : applications) {
+    std::erase_if(outer.parameters, [&](const auto& placed) {
+      const auto takes = [&](const Application& inner) {
+        return is_below(inner.target, outer.target) && places(inner, placed.first);
+      };
+      return !is_own(*placed.first, *outer.target.module) &&
+             std::ranges::any_of(applications, takes);
+    });
+  }
+}
+
+/// The placement of each parameter that the plan names.
+class PlacementTable {
+ public:
+  explicit PlacementTable(const DeviceMesh& mesh) : mesh_(mesh) {}
+
+  void add(const Application& application) {
+    const auto& placements = application.parameters;
+    // A module may have several styles if one of them places parameters.
+    if (placements.empty()) {
+      return;
+    }
+    const auto [owner, first] = styles_.emplace(application.target.module, application.style);
+    TESSERA_CHECK(first, "parallelize_module: two entries place the parameters of ",
+                  quoted(application.target.fqn), ": ", owner->second->name(), " and ",
+                  application.style->name(), "; keep one");
+    for (const auto& [slot, placement] : placements) {
+      add_slot(application, slot, placement);
+    }
+  }
+
+  /// In the order of the plan, so that it is the same on every rank.
+  std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
+
+ private:
+  void add_slot(const Application& application, const nn::SlotPtr& slot,
+                const Placement& placement) {
+    check_slot(application, *slot, placement);
+    const auto [known, first] = wanted_.emplace(slot.get(), placement);
+    TESSERA_CHECK(known->second == placement, "parallelize_module: ", application.style->name(),
+                  " places a parameter of ", quoted(application.target.fqn), " as ",
+                  to_string(placement), ", but it is tied to a parameter with the placement ",
+                  to_string(known->second), "; give both modules the same placement");
+    if (first) {
+      placed_.emplace_back(slot, placement);
+    }
+  }
+
+  void check_slot(const Application& application, const nn::ParameterSlot& slot,
+                  const Placement& placement) const {
+    TESSERA_CHECK(!slot.has_persistent(), "parallelize_module: the parameters of ",
+                  quoted(application.target.fqn),
+                  " belong to an FSDP unit; call parallelize_module before fully_shard");
+    const at::Tensor& tensor = slot.get();
+    // Throws for a placement that the tensor's sizes do not allow.
+    const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
+    if (!tessera::is_distributed(tensor)) {
+      return;
+    }
+    const ShardingSpec& spec = sharding_spec(tensor);
+    if (slot.replicated_by_default() && spec.mesh == mesh_) {
+      return;
+    }
+    // A parameter that is not tied was distributed by an earlier plan of the same module.
+    const bool tied = slot.owners().size() > 1;
+    TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
+                  "parallelize_module: a parameter of ", quoted(application.target.fqn),
+                  " is distributed already, as ", to_string(*spec.layout), " on ",
+                  to_string(spec.mesh), "; call parallelize_module once");
+  }
+
+  const DeviceMesh& mesh_;
+  std::unordered_map<const nn::ModuleBase*, StylePtr> styles_;
+  std::unordered_map<const nn::ParameterSlot*, Placement> wanted_;
+  std::vector<std::pair<nn::SlotPtr, Placement>> placed_;
+};
+
+nn::NamedSlots unnamed_parameters(const nn::ModuleBase& module, const DeviceMesh& mesh,
+                                  const CheckedPlan& plan) {
+  nn::NamedSlots unnamed = module.named_slots();
+  std::erase_if(unnamed, [&](const auto& entry) {
+    const nn::SlotPtr& slot = entry.second;
+    return slot->has_persistent() || is_distinct_on(*slot, mesh) ||
+           tessera::is_distributed(slot->get()) ||
+           std::ranges::any_of(plan.parameters,
+                               [&](const auto& placed) { return placed.first == slot; });
+  });
+  return unnamed;
+}
+
+}  // namespace
+
+bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
+  const DeviceMesh& distinct = slot.distinct_along();
+  return distinct && std::ranges::any_of(distinct.ranks(), [&](int rank) {
+           return rank != mesh.world()->rank() &&
+                  std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
+         });
+}
+
+CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
+                       const ParallelizePlan& plan) {
+  TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                "; pass one dimension of it, for example mesh[\"tp\"]");
+  module.named_slots();  // throws for parameters without slots
+  CheckedPlan checked;
+  PlacementTable placements(mesh);
+  for (const auto& [pattern, style] : plan) {
+    TESSERA_CHECK(style != nullptr, "parallelize_module: the entry \"", pattern,
+                  "\" has no style; add one, or remove the entry");
+    for (const NamedModule& target : match_modules(module, pattern)) {
+      checked.applications.push_back(applied(target, style, mesh));
+    }
+  }
+  leave_to_inner(checked.applications);
+  for (const Application& application : checked.applications) {
+    placements.add(application);
+  }
+  checked.parameters = placements.take();
+  checked.unnamed = unnamed_parameters(module, mesh, checked);
+  return checked;
+}
+
+}  // namespace tessera::tensor_parallel

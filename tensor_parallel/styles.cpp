@@ -1,0 +1,445 @@
+// The styles that place parameters: column-wise, row-wise, and replicated.
+
+#include "tessera/tensor_parallel/styles.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gathered_input.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/deferred_bias.h"
+#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/lora.h"
+#include "tessera/tensor_parallel/style_helpers.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using SlotPlacements = std::vector<std::pair<nn::SlotPtr, Placement>>;
+
+void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const char* of) {
+  TESSERA_CHECK(!tensors.empty(), module.name(), " has no tensor among its ", of,
+                ", but its style converts the first one; remove the module from the plan");
+}
+
+// Column-wise: each rank computes a part of the output features from the whole input. The gradient
+// of the input is a sum over the ranks.
+
+/// Shards the columns of W in Megatron-LM's x W.
+class Colwise final : public ParallelStyle {
+ public:
+  explicit Colwise(ColwiseOptions options) : options_(options) {}
+
+  std::string name() const override { return "colwise_parallel"; }
+  /// With the default options the operator redistributes as the hooks would.
+  bool adds_hooks() const override {
+    return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
+           options_.use_local_output;
+  }
+
+  SlotPlacements parameters(const nn::ModuleBase& module) const override {
+    if (is_embedding(module)) {
+      // (vocabulary, features)
+      return {{module.slot("weight"), Shard{1}}};
+    }
+    if (!is_linear(module)) {
+      fail_unfit(*this, module, "Linear and Embedding");
+    }
+    TESSERA_CHECK(dynamic_cast<const nn::FusedLinear*>(&module) == nullptr, name(),
+                  " of an nn::FusedLinear would cut its parts; use fused_colwise_parallel()");
+    SlotPlacements placements;
+    for (const auto& [name, slot] : module.slots()) {
+      // weight (out, in) and bias (out)
+      placements.emplace_back(slot, Shard{0});
+    }
+    place_adapter(module, Replicate{}, Shard{0}, placements);
+    return placements;
+  }
+
+  void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    check_heads(*this, options_.heads, module.slot("weight")->get().size(is_linear(module) ? 0 : 1),
+                mesh);
+  }
+
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    set_regathered_product(module, options_.regather);
+    add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
+    module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
+      // A plain output is a value that the module computed from its features, such as a loss.
+      if (tessera::is_distributed(*outputs[0])) {
+        *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
+      }
+    });
+  }
+
+ private:
+  ColwiseOptions options_;
+};
+
+/// Shards the output features of each part of a fused weight. A contiguous shard of the rows would
+/// be a piece of one or two parts.
+class FusedColwise final : public ParallelStyle {
+ public:
+  explicit FusedColwise(FusedColwiseOptions options) : options_(options) {}
+
+  std::string name() const override { return "fused_colwise_parallel"; }
+
+  SlotPlacements parameters(const nn::ModuleBase& module) const override {
+    const Placement rows = placement_of(module, 0);
+    SlotPlacements placements;
+    for (const auto& [name, slot] : module.slots()) {
+      placements.emplace_back(slot, rows);
+    }
+    place_adapter(module, Replicate{}, rows, placements);
+    return placements;
+  }
+
+  void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
+    TESSERA_CHECK(fused == nullptr || fused->groups() == 1 || fused->groups() % mesh.size() == 0,
+                  name(), ": ", mesh.size(), " ranks do not divide the ", fused->groups(),
+                  " groups of the FusedLinear; choose a tensor-parallel size that divides them");
+  }
+
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    set_regathered_product(module, options_.regather);
+    add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
+    module.add_forward_hook([style = *this](nn::ModuleBase& self, nn::TensorList outputs) {
+      const Placement columns = style.placement_of(self, outputs[0]->dim() - 1);
+      *outputs[0] = prepare_output(*outputs[0], columns, style.options_.use_local_output);
+    });
+  }
+
+ private:
+  /// `dim`: the dimension of the output features. Groups are split contiguously.
+  Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
+    const std::int64_t parts = parts_of(module);
+    return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
+  }
+
+  std::int64_t parts_of(const nn::ModuleBase& module) const {
+    if (const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module)) {
+      return parts_of_fused(*fused);
+    }
+    const auto* linear = dynamic_cast<const nn::Linear*>(&module);
+    if (linear == nullptr) {
+      fail_unfit(*this, module, "nn::FusedLinear and nn::Linear");
+    }
+    TESSERA_CHECK(options_.parts > 0 && linear->out_features() % options_.parts == 0, name(),
+                  ": an nn::Linear with ", linear->out_features(),
+                  " output features has no .parts = ", options_.parts,
+                  " equal parts; pass .parts = 3 for query, key and value of one size, .parts = 2 "
+                  "for gate and up, or use an nn::FusedLinear");
+    return options_.parts;
+  }
+
+  std::int64_t parts_of_fused(const nn::FusedLinear& fused) const {
+    TESSERA_CHECK(options_.parts == 0, name(), ": .parts = ", options_.parts,
+                  " was given for an nn::FusedLinear, which has its own parts; remove .parts");
+    if (fused.groups() > 1) {
+      return 1;
+    }
+    for (const nn::FusedPart& part : fused.parts()) {
+      const nn::FusedPart& first = fused.parts().front();
+      TESSERA_CHECK(part.out_features == first.out_features, name(), ": parts '", first.name,
+                    "' and '", part.name, "' of a FusedLinear have ", first.out_features, " and ",
+                    part.out_features,
+                    " features; pass .groups = the number of key and value heads");
+    }
+    return static_cast<std::int64_t>(fused.parts().size());
+  }
+
+  FusedColwiseOptions options_;
+};
+
+/// Makes a (ranks * rows of a head, ...) tensor with Shard(0) from the replicated `parameter`,
+/// which has the rows of `heads` heads. The gradient of `parameter` is Partial.
+at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
+                              std::int64_t heads) {
+  const DistributedTensor replicated(parameter);
+  const std::int64_t rows = parameter.size(0) / heads;
+  const std::int64_t head = mesh.local_rank() / (mesh.size() / heads);
+  const at::Tensor own = replicated.to_local(Placements{Partial{}}).narrow(0, head * rows, rows);
+  std::vector<std::int64_t> sizes = parameter.sizes().vec();
+  sizes.front() = mesh.size() * rows;
+  return DistributedTensor::from_local(own, mesh, {Shard{0}}, std::move(sizes)).tensor();
+}
+
+/// Each rank computes one head of a Linear. Several ranks compute the same head.
+class ReplicatedHeads final : public ParallelStyle {
+ public:
+  explicit ReplicatedHeads(ReplicatedHeadsOptions options) : options_(options) {}
+
+  std::string name() const override { return "replicated_heads_parallel"; }
+
+  SlotPlacements parameters(const nn::ModuleBase& module) const override {
+    const auto* linear = dynamic_cast<const nn::Linear*>(&module);
+    if (linear == nullptr || dynamic_cast<const nn::FusedLinear*>(&module) != nullptr) {
+      fail_unfit(*this, module, "nn::Linear");
+    }
+    TESSERA_CHECK(options_.heads > 0 && linear->out_features() % options_.heads == 0, name(),
+                  ": an nn::Linear with ", linear->out_features(),
+                  " output features has no .heads = ", options_.heads,
+                  " heads of equal size; pass the number of key and value heads");
+    SlotPlacements placements;
+    for (const auto& [name, slot] : module.slots()) {
+      placements.emplace_back(slot, Replicate{});
+    }
+    place_adapter(module, Replicate{}, Replicate{}, placements);
+    return placements;
+  }
+
+  void check(const nn::ModuleBase&, const DeviceMesh& mesh) const override {
+    TESSERA_CHECK(mesh.size() % options_.heads == 0, name(), ": ", mesh.size(),
+                  " ranks are not a multiple of ", options_.heads,
+                  " heads; choose a tensor-parallel size that is, or one that divides the heads "
+                  "with colwise_parallel()");
+  }
+
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    compute_one_head(dynamic_cast<nn::Linear&>(module), mesh);
+    if (const auto lora = module.attached<nn::LoraBranch>()) {
+      compute_one_head(*lora->b, mesh);
+    }
+    add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
+    module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
+      *outputs[0] = prepare_output(*outputs[0], Shard{-1}, options.use_local_output);
+    });
+  }
+
+ private:
+  void compute_one_head(nn::Linear& linear, const DeviceMesh& mesh) const {
+    linear.set_product([mesh, heads = options_.heads, product = regathered_product(linear)](
+                           const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+      return product(x, copy_for_each_rank(weight, mesh, heads),
+                     bias.defined() ? copy_for_each_rank(bias, mesh, heads) : at::Tensor());
+    });
+  }
+
+  ReplicatedHeadsOptions options_;
+};
+
+// Row-wise: each rank computes a term of the whole output from its part of the input features, or
+// of the vocabulary. The redistribution to output_layouts sums the terms: an all-reduce, or with
+// sequence parallelism a reduce-scatter.
+
+/// The placement that a plain input is taken to have.
+Placement placement_of_plain(const RowwiseOptions& options) {
+  return options.input_layouts.value_or(Replicate{});
+}
+
+/// The global sizes of a Linear's plain input that is sharded in its last dimension. The module
+/// knows them. The local tensor does not, since shards may be uneven. nullopt: the last dimension
+/// is not sharded.
+std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
+                                                     const at::Tensor& input,
+                                                     const Placement& placement) {
+  if (!is_shard(placement, -1) && !is_shard(placement, input.dim() - 1)) {
+    return std::nullopt;
+  }
+  std::vector<std::int64_t> sizes = input.sizes().vec();
+  sizes.back() = linear.slot("weight")->get().size(1);
+  return sizes;
+}
+
+void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
+                    const RowwiseOptions& options) {
+  const std::int64_t features = linear.slot("weight")->get().size(1);
+  TESSERA_CHECK(tessera::is_distributed(input) || options.input_layouts || !input.defined() ||
+                    input.dim() == 0 || input.size(-1) == features,
+                "rowwise_parallel: the input of a Linear with ", features,
+                " input features is a plain tensor of sizes ", input.sizes(),
+                "; a plain tensor is the same on every rank: set use_local_output = false in the "
+                "style before, or input_layouts = Shard{-1} here if it is this rank's part");
+}
+
+/// Shards the rows of W in Megatron-LM's x W, or of a vocabulary.
+class Rowwise final : public ParallelStyle {
+ public:
+  explicit Rowwise(RowwiseOptions options) : options_(options) {}
+
+  std::string name() const override { return "rowwise_parallel"; }
+  /// With the default options the next operator sums the terms.
+  bool adds_hooks() const override {
+    return options_.input_layouts || !is_replicate(options_.output_layouts) ||
+           options_.use_local_output;
+  }
+
+  SlotPlacements parameters(const nn::ModuleBase& module) const override {
+    if (is_embedding(module)) {
+      const Placement indices = placement_of_plain(options_);
+      TESSERA_CHECK(is_replicate(indices), name(),
+                    " of an Embedding was given input_layouts = ", to_string(indices),
+                    ", but every rank needs all indices; remove input_layouts");
+      return {{module.slot("weight"), Shard{0}}};
+    }
+    if (!is_linear(module)) {
+      fail_unfit(*this, module, "Linear and Embedding");
+    }
+    SlotPlacements placements;
+    for (const auto& [name, slot] : module.slots()) {
+      // Every rank needs the whole bias, since it is added after the sum.
+      placements.emplace_back(slot, name == "weight" ? Placement(Shard{1}) : Replicate{});
+    }
+    place_adapter(module, Shard{1}, Replicate{}, placements);
+    return placements;
+  }
+
+  void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    TESSERA_CHECK(options_.heads == 0 || is_linear(module), name(), ": .heads = ", options_.heads,
+                  " was given for a ", module.name(),
+                  ", but only a Linear has heads; remove .heads");
+    check_heads(*this, options_.heads, module.slot("weight")->get().size(1), mesh);
+  }
+
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    if (is_linear(module)) {
+      apply_to_linear(module, mesh);
+    } else {
+      apply_to_embedding(module, mesh);
+    }
+  }
+
+ private:
+  void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
+    // at::linear would add the bias to the term of each rank.
+    dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
+    linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
+      check_features(module, *inputs[0], options);
+      const Placement plain = placement_of_plain(options);
+      *inputs[0] = prepare_input(module, *inputs[0], mesh, plain, Shard{-1},
+                                 input_sizes(module, *inputs[0], plain));
+    });
+    const bool has_bias = linear.slots().size() > 1;
+    linear.add_forward_hook([options = options_, has_bias](auto& module, nn::TensorList outputs) {
+      at::Tensor output = prepare_output(*outputs[0], options.output_layouts, false);
+      if (has_bias) {
+        output = output.add(module.slot("bias")->get());
+      }
+      *outputs[0] = prepare_output(output, options.output_layouts, options.use_local_output);
+    });
+  }
+
+  /// Each rank looks up the indices of its rows, and has zeros for all others.
+  void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
+    add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
+    embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
+      *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
+    });
+  }
+
+  RowwiseOptions options_;
+};
+
+// Replicated parameters.
+
+/// For modules that process each token by itself. The activations are replicated, or sharded along
+/// the sequence (Korthikanti et al. 2022). With a sharded sequence the gradients of the parameters
+/// are Partial.
+class ReplicatedParameters final : public ParallelStyle {
+ public:
+  ReplicatedParameters(std::string name, Placement activations, bool use_local_output)
+      : name_(std::move(name)), activations_(activations), use_local_output_(use_local_output) {}
+
+  std::string name() const override { return name_; }
+
+  SlotPlacements parameters(const nn::ModuleBase& module) const override {
+    SlotPlacements placements;
+    // With the modules below, so that one entry of the plan may name a container of norms.
+    for (const auto& [name, slot] : module.named_slots()) {
+      placements.emplace_back(slot, Replicate{});
+    }
+    return placements;
+  }
+
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    module.add_forward_pre_hook([mesh, layout = activations_](auto& self, nn::TensorList inputs) {
+      require_tensor(self, inputs, "arguments");
+      *inputs[0] = prepare_input(self, *inputs[0], mesh, Replicate{}, layout);
+    });
+    module.add_forward_hook(
+        [layout = activations_, local = use_local_output_](auto& self, nn::TensorList outputs) {
+          require_tensor(self, outputs, "results");
+          *outputs[0] = prepare_output(*outputs[0], layout, local);
+        });
+  }
+
+ private:
+  std::string name_;
+  Placement activations_;
+  bool use_local_output_;
+};
+
+/// Adds no hooks, so that it also fits modules that are never called.
+class PlaceParameters final : public ParallelStyle {
+ public:
+  explicit PlaceParameters(PlaceOptions options) : options_(std::move(options)) {}
+
+  std::string name() const override { return "place_parameters"; }
+  bool adds_hooks() const override { return false; }
+
+  SlotPlacements parameters(const nn::ModuleBase& module) const override {
+    TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
+                  " has no parameters of its own; name the modules below it that have some");
+    for (const auto& [parameter, placement] : options_.placements) {
+      module.slot(parameter);  // throws for an unknown name
+    }
+    SlotPlacements placements;
+    for (const auto& [parameter, slot] : module.slots()) {
+      placements.emplace_back(slot, placement_of(parameter));
+    }
+    return placements;
+  }
+
+  void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
+
+ private:
+  Placement placement_of(const std::string& parameter) const {
+    const auto found = std::ranges::find(options_.placements, parameter,
+                                         &std::pair<std::string, Placement>::first);
+    return found == options_.placements.end() ? Placement(Replicate{}) : found->second;
+  }
+
+  PlaceOptions options_;
+};
+
+}  // namespace
+
+StylePtr colwise_parallel(ColwiseOptions options) {
+  return std::make_shared<Colwise>(options);
+}
+
+StylePtr fused_colwise_parallel(FusedColwiseOptions options) {
+  return std::make_shared<FusedColwise>(options);
+}
+
+StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options) {
+  return std::make_shared<ReplicatedHeads>(options);
+}
+
+StylePtr rowwise_parallel(RowwiseOptions options) {
+  return std::make_shared<Rowwise>(options);
+}
+
+StylePtr sequence_parallel(SequenceOptions options) {
+  return std::make_shared<ReplicatedParameters>("sequence_parallel", Shard{options.sequence_dim},
+                                                options.use_local_output);
+}
+
+StylePtr replicate_parallel(ReplicateOptions options) {
+  return std::make_shared<ReplicatedParameters>("replicate_parallel", Replicate{},
+                                                options.use_local_output);
+}
+
+StylePtr place_parameters(PlaceOptions options) {
+  return std::make_shared<PlaceParameters>(std::move(options));
+}
+
+}  // namespace tessera::tensor_parallel

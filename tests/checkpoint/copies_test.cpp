@@ -1,0 +1,220 @@
+// Copies of a parameter over a mesh dimension that no call reduces: the first step, the first
+// clipping and every save refuse them if they differ.
+
+#include <functional>
+
+#include "checkpoint/known_model.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/environment.h"
+#include "testing/files.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using testing::ErrorsOfRanks;
+using testing::TemporaryFolder;
+
+struct Mlp : nn::Module<Mlp> {
+  at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x).relu()); }
+  nn::Child<nn::Linear> up{*this, "up", 6, 8};
+  nn::Child<nn::Linear> down{*this, "down", 8, 6};
+};
+
+void plan(Mlp& model, const DeviceMesh& mesh) {
+  tensor_parallel::parallelize_module(
+      model, mesh,
+      {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
+}
+
+/// What a program did to the model, and along which dimensions it split its batch.
+struct Program {
+  std::string name;
+  std::function<void(Mlp&, const DeviceMesh&)> apply;
+  std::vector<std::string> batch_dims;
+  std::vector<std::string> error;  ///< words of the message; none: it is right
+};
+
+std::vector<Program> programs() {
+  const auto shard = [](Mlp& model, const DeviceMesh& mesh) { fsdp::fully_shard(model, mesh); };
+  return {
+      {"both",
+       [=](Mlp& m, const DeviceMesh& mesh) {
+         plan(m, mesh["tp"]);
+         shard(m, mesh["dp"]);
+       },
+       {"dp"},
+       {}},
+      {"only a plan, one batch",
+       [](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); },
+       {},
+       {}},
+      {"only FSDP, one batch in tp",
+       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh["dp"]); },
+       {"dp"},
+       {}},
+      {"FSDP over all ranks",
+       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh.flatten()); },
+       {"dp", "tp"},
+       {}},
+      {"replicas and shards of an unflattened dimension",
+       [=](Mlp& m, const DeviceMesh& mesh) {
+         const DeviceMesh three = mesh.unflatten("dp", {1, 2}, {"rep", "shard"});
+         plan(m, three["tp"]);
+         shard(m, three[{"rep", "shard"}]);
+       },
+       {"dp"},
+       {}},
+      {"FSDP forgotten",
+       [](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); },
+       {"dp"},
+       {"up.weight", "ranks 0 and 2", "along dp", "fsdp::fully_shard", "mesh[\"dp\"]"}},
+      {"plan forgotten",
+       [=](Mlp& m, const DeviceMesh& mesh) { shard(m, mesh["dp"]); },
+       {"dp", "tp"},
+       {"up.weight", "ranks 0 and 1", "along tp", "parallelize_module", "mesh[\"tp\"]"}},
+      {"a module forgotten",
+       [=](Mlp& m, const DeviceMesh& mesh) { fsdp::fully_shard(*m.up, mesh.flatten()); },
+       {"dp", "tp"},
+       {"down.weight", "ranks 0 and 1", "fsdp::fully_shard"}},
+  };
+}
+
+/// This rank's rows of a batch of 4.
+at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
+  const at::Tensor all = at::sin(at::arange(24, at::kFloat)).view({4, 6});
+  if (dims.empty()) {
+    return all;
+  }
+  const DeviceMesh split = dims.size() == 1 ? mesh[dims[0]] : mesh.flatten();
+  const std::int64_t rows = 4 / split.size();
+  return all.narrow(0, rows * split.local_rank(), rows);
+}
+
+using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
+
+/// Runs backward, then `use`; compares what that throws.
+void expect_of_programs(const Use& use) {
+  for (const Program& program : programs()) {
+    SCOPED_TRACE(program.name);
+    const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+      Mlp model;
+      program.apply(model, mesh);
+      nn::init_weights(model, 3);
+      optim::Sgd optimizer(model, {.lr = 0.1});
+      model(batch_of(mesh, program.batch_dims)).square().mean().backward();
+      use(rank, model, optimizer, mesh);
+    });
+    for (const std::string& error : errors) {
+      EXPECT_EQ(error.empty(), program.error.empty()) << error;
+      for (const std::string& word : program.error) {
+        EXPECT_NE(error.find(word), std::string::npos) << word << " in: " << error;
+      }
+    }
+  }
+}
+
+TEST(Copies, AreComparedByTheFirstStep) {
+  expect_of_programs([](Rank&, Mlp&, optim::Optimizer& optimizer, const DeviceMesh&) {
+    optimizer.step();
+    optimizer.step();
+  });
+}
+
+TEST(Copies, AreComparedByTheFirstClipping) {
+  expect_of_programs([](Rank&, Mlp&, optim::Optimizer& optimizer, const DeviceMesh&) {
+    optim::clip_grad_norm_(optimizer.parameters(), 1.0);
+  });
+}
+
+TEST(Copies, AreComparedByEverySave) {
+  expect_of_programs([](Rank& rank, Mlp& model, optim::Optimizer& optimizer, const DeviceMesh&) {
+    const at::NoGradGuard no_grad;
+    for (const nn::SlotPtr& slot : optimizer.parameters()) {
+      const at::Tensor local = local_tensor(slot->persistent()).detach();
+      local.sub_(local_tensor(slot->persistent().grad()), 0.1);
+    }
+    static const TemporaryFolder dir;
+    static std::int64_t step = 0;
+    step += rank.rank() == 0 ? 1 : 0;
+    comm::gather_values(*rank.world()->group({0, 1, 2, 3}, "all"), at::kCPU, {0});
+    save(*rank.world(), dir.path(), step, {model});
+  });
+}
+
+// Equal gradients at first, by zeros, tell nothing: with TESSERA_DEBUG=1 each step compares.
+TEST(Copies, AreComparedByEachStepIfAskedTo) {
+  const testing::DebugChecks debug("1");
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "tp"});
+    Mlp model;
+    plan(model, mesh["tp"]);
+    nn::init_weights(model, 3);
+    optim::Sgd optimizer(model, {.lr = 0.1});
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      (model(batch_of(mesh, {"dp"})).square().mean() * step).backward();
+      optimizer.step();
+    }
+  });
+  EXPECT_CONTAINS(errors, "along dp");
+}
+
+// Experts that say so, buffers, frozen parameters and other roots differ as they like.
+TEST(Copies, MayDifferWhereTheyAreNone) {
+  const TemporaryFolder dir;
+  RunRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "ep"});
+    Mlp model;
+    nn::init_weights(model, 3);
+    fsdp::fully_shard(*model.up, mesh["dp"]);
+    fsdp::fully_shard(*model.down, mesh.flatten());
+    for (const auto& [name, slot] : model.up->named_slots()) {
+      slot->set_distinct_along(mesh["ep"]);
+    }
+    optim::AdamW optimizer(model, {.lr = 0.1});
+    const at::Tensor x = batch_of(mesh, {"dp", "tp"});
+    model(x).square().mean().backward();
+    EXPECT_NO_THROW(optim::clip_grad_norm_(optimizer.parameters(), 1.0));
+    EXPECT_NO_THROW(optimizer.step());
+  });
+  RunRanks(2, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    Mlp model;
+    nn::init_weights(model, 3);
+    model.register_buffer_slot("statistics", {3}).slot()->set(at::full({3}, rank.rank()));
+    model.down->slot("weight")->persistent().set_requires_grad(false);
+    fsdp::fully_shard(model, mesh);
+    EXPECT_NO_THROW(save(*rank.world(), dir.path(), 1, {model}));
+  });
+}
+
+// As where one rank had no rows for its expert.
+TEST(Copies, OfStepCountsAreComparedByASave) {
+  const TemporaryFolder dir;
+  const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    Mlp model;
+    nn::init_weights(model, 3);
+    fsdp::fully_shard(model, mesh.flatten());
+    optim::AdamW optimizer(model);
+    auto state = optim::named_state(optimizer, model);
+    for (auto& [name, tensor] : state) {
+      if (name == "down.bias.step") {
+        tensor.fill_(rank.rank() == 2 ? 4 : 5);
+      }
+    }
+    save(*rank.world(), dir.path(), 1, {model, state});
+  });
+  EXPECT_CONTAINS(errors, "optimizer.state.down.bias.step", "ranks 0 and 2");
+  EXPECT_TRUE(dir.files().empty());
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

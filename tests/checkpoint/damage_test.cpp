@@ -1,0 +1,693 @@
+// Steps with faults: damaged files, interrupted saves; and what tessera-ckpt says of a step.
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <new>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/ranks.h"
+#include "checkpoint/safetensors_bytes.h"
+#include "faults/changes.h"
+#include "faults/power_cut.h"
+#include "faults/system_calls.h"
+#include "saved_state.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/detail/read_error.h"
+#include "tessera/nn/linear.h"
+#include "testing/files.h"
+#include "testing/processes.h"
+#include "testing/survives.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using testing::ErrorsOfRanks;
+using testing::ReadFile;
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+TEST(DamagedStep, EveryByteOfTheManifestCounts) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  const auto path = dir / "step-00000001/manifest.json";
+  const std::string text = ReadFile(path);
+  parse_manifest(text, path);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    std::string flipped = text;
+    flipped[i] ^= static_cast<char>(1 << (i % 8));
+    ASSERT_TRUE(testing::Throws<Error>([&] { parse_manifest(flipped, path); },
+                                       {"manifest.json' is not valid"}))
+        << i;
+  }
+  EXPECT_ERROR(parse_manifest(text.substr(0, text.size() - 1), path), "is not valid");
+}
+
+TEST(DamagedStep, EveryByteOfAFileCounts) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  const FileRecord file = read_manifest(dir / "step-00000001").files.front();
+  const auto path = dir / "step-00000001" / file.name;
+  const std::string bytes = ReadFile(path);
+  std::fstream stream(path, std::ios::binary | std::ios::in | std::ios::out);
+  const auto put = [&stream](std::size_t at, char byte) {
+    stream.seekp(static_cast<std::streamoff>(at)).put(byte).flush();
+  };
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    put(i, static_cast<char>(bytes[i] ^ (1 << (i % 8))));
+    ASSERT_TRUE(testing::Throws<Error>([&] { SafetensorsFile(path, Symlinks::kRefuse, file.sums); },
+                                       {file.name, "are not those that were written"}))
+        << i;
+    put(i, bytes[i]);
+  }
+  SafetensorsFile(path, Symlinks::kRefuse, file.sums);
+}
+
+TEST(DamagedStep, IsFoundAndNamedByAThousandBytesOfData) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    nn::Linear net(512, 1024);
+    for (const auto& [name, slot] : net.named_slots()) {
+      slot->set(at::ones_like(slot->get()));
+    }
+    save(*rank.world(), dir.path(), 1, {net});
+  });
+  const auto step = dir / "step-00000001";
+  const auto path = step / read_manifest(step).files.front().name;
+  const std::string bytes = ReadFile(path);
+  const TensorEntry bias = SafetensorsFile(path).entry("bias");
+  std::fstream stream(path, std::ios::binary | std::ios::in | std::ios::out);
+  const auto put = [&stream](std::size_t at, char byte) {
+    stream.seekp(static_cast<std::streamoff>(at)).put(byte).flush();
+  };
+  for (std::size_t i = 0; i < 1000; ++i) {
+    const std::size_t at = bias.offset + i * (bytes.size() - bias.offset) / 1000;
+    put(at, static_cast<char>(bytes[at] ^ (1 << (i % 8))));
+    const auto faults = verify_step(step);
+    ASSERT_EQ(faults.size(), 1U) << at;
+    const std::string place = "bytes " + std::to_string(at >> 20 << 20) + " to ";
+    const char* tensor = at < bias.offset + bias.bytes ? "'bias' from byte" : "'weight' from byte";
+    ASSERT_TRUE(testing::Contains(faults[0], {place, path.string(), tensor})) << at;
+    put(at, bytes[at]);
+  }
+}
+
+TEST(DamagedStep, IsRefusedOnAllRanksBeforeAnythingChanges) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
+  const std::string bytes = ReadFile(path);
+  const auto errors = [&] {
+    return ErrorsOfRanks(4, [&](Rank& rank) {
+      SavedState state(rank, {4, 1}, 9);
+      const SavedState before(rank, {4, 1}, 9);
+      try {
+        load(*rank.world(), dir.path(), state.dict());
+      } catch (const Error&) {
+        ExpectEqual(state.local(), before.local());
+        EXPECT_TRUE(state.net.middle->slot("bias")->initialized());
+        throw;
+      }
+    });
+  };
+  const auto expect = [&](const std::string& part) {
+    const auto all = errors();
+    for (const std::string& error : all) {
+      EXPECT_CONTAINS(error, "shard-00002-model-00001", part);
+      EXPECT_EQ(error, all.front());
+    }
+  };
+  WriteFile(path, bytes.substr(0, bytes.size() - 1));
+  expect("bytes, but the manifest says");
+  std::filesystem::remove(path);
+  expect("can't be looked at: No such file");
+  std::string flipped = bytes;
+  flipped[20] ^= 1;
+  WriteFile(path, flipped);
+  expect("are not those that were written");
+}
+
+/// Whether all ranks get a DamagedStep if the second of them throws `error` as it reads.
+template <class Failure>
+bool IsDamage(const Failure& error) {
+  std::atomic<int> ranks = 0;
+  RunRanks(2, [&](Rank& rank) {
+    try {
+      read_or_fail_on_all(*rank.world(), [&] {
+        if (rank.rank() == 1) {
+          throw error;
+        }
+      });
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const checkpoint::DamagedStep&) {
+      ++ranks;
+    } catch (const Error&) {  // so is this one on all
+    }
+  });
+  EXPECT_TRUE(ranks == 0 || ranks == 2) << ranks;
+  return ranks == 2;
+}
+
+TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
+  const TemporaryFolder dir;
+  WriteFile(dir / "there", "");
+  EXPECT_TRUE(IsDamage(Error("other bytes")));
+  EXPECT_TRUE(IsDamage(detail::ReadError("no such file", dir / "gone")));
+  EXPECT_FALSE(IsDamage(detail::ReadError("no such file on this rank", dir / "there")));
+  EXPECT_FALSE(IsDamage(detail::ReadError("too many open files")));
+  EXPECT_FALSE(IsDamage(std::bad_alloc()));
+  SaveStep(dir.path(), 1);
+  const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink(path, path);  // it can't be opened, and yet is there
+  for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
+         SavedState state(rank, {1, 1});
+         try {
+           load(*rank.world(), dir.path(), state.dict());
+         } catch (const checkpoint::DamagedStep&) {
+           ADD_FAILURE() << "a file that can't be looked at is no damage";
+           throw;
+         }
+       })) {
+    EXPECT_CONTAINS(error, "shard-00002-model-00001", "can't be looked at");
+  }
+}
+
+TEST(DamagedStep, LeavesNoModelHalfLoaded) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    nn::Linear net(1024, 1024);
+    for (const auto& [name, slot] : net.named_slots()) {
+      slot->set(at::ones_like(slot->get()));
+    }
+    save(*rank.world(), dir.path(), 1, {net});
+    const auto path = dir / "step-00000001/shard-00000-model-00001-of-00001.safetensors";
+    std::string bytes = ReadFile(path);
+    bytes.back() ^= 1;
+    WriteFile(path, bytes);
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {net}), "tensor 'weight': bytes 4194304 to",
+                 "shard-00000-model-00001", "load another step");
+    EXPECT_FALSE(net.slot("bias")->initialized());
+  });
+}
+
+TEST(DamagedStep, IsPassedOverByAllRanksAndSavedAgain) {
+  const TemporaryFolder dir;
+  const SaveOptions options{.run_id = "run", .keep = 2};
+  SaveStep(dir.path(), 1, 1, options);
+  SaveStep(dir.path(), 2, 2, options);
+  std::filesystem::resize_file(dir / "step-00000002/shard-00003-model-00001-of-00002.safetensors",
+                               100);
+  RunRanks(2, [&](Rank& rank) {
+    SavedState state(rank, {2, 1});
+    EXPECT_THROWN(checkpoint::DamagedStep, load(*rank.world(), dir.path(), state.dict()),
+                  "shard-00003", "has 100 bytes");
+    const auto older = newest_step(*rank.world(), dir.path(), 2);
+    EXPECT_EQ(older, 1);
+    load(*rank.world(), dir / "step-00000001", state.dict());
+  });
+  EXPECT_ERROR(withdraw_step(dir.path(), 2, "other"), "is damaged, but of another run");
+  withdraw_step(dir.path(), 2, "run");
+  EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
+  SaveStep(dir.path(), 2, 3, options);
+  EXPECT_EQ(ExpectLoads(dir.path(), 3), 2);
+  ExpectLoads(dir / "step-00000001", 1);
+}
+
+TEST(DamagedStep, LeavesTheParametersWhenTheOptimizerAloneIsLoaded) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    nn::Linear net(1024, 1024, nn::LinearOptions{false});
+    net.slot("weight")->set(at::ones({1024, 1024}));
+    const StateDict state{net, {{"weight.exp_avg", at::ones({1024, 1024})}}};
+    save(*rank.world(), dir.path(), 1, state);
+    const char* name = "optimizer.state.weight.exp_avg";
+    const Manifest manifest = read_manifest(dir / "step-00000001");
+    const std::size_t file = manifest.tensors.at(name).chunks.front().file;
+    const auto path = dir / "step-00000001" / manifest.files[file].name;
+    const TensorEntry entry = SafetensorsFile(path).entry(name);
+    std::string bytes = ReadFile(path);
+    bytes[entry.offset + entry.bytes - 1] ^= 1;
+    WriteFile(path, bytes);
+    EXPECT_ERROR(load(*rank.world(), dir.path(), state, {.exclude = {"weight"}}),
+                 "tensor 'optimizer.state.weight.exp_avg': bytes");
+    EXPECT_TRUE(net.slot("weight")->initialized());
+  });
+}
+
+}  // namespace
+namespace {
+
+using testing::ReadFile;
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+constexpr const char* kFirstFile = "shard-00000-model-00001-of-00002.safetensors";
+
+TEST(InspectedStep, IsTheNewestAndSaysWhatItHolds) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  SaveStep(dir.path(), 2);
+  EXPECT_EQ(find_step(dir.path()), dir / "step-00000002");
+  EXPECT_CONTAINS(describe_step(find_step(dir.path())), R"(step 2 of run "")",
+                  "4 ranks on the mesh (2, 2)", "head.weight F32 [11, 5] in 4 chunks",
+                  R"({"samples":640})");
+}
+
+TEST(InspectedStep, IsVerifiedToTheTensorAndByte) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  const auto step = dir / "step-00000001";
+  EXPECT_TRUE(verify_step(step).empty());
+  std::string bytes = ReadFile(step / kFirstFile);
+  bytes.back() ^= 1;
+  WriteFile(step / kFirstFile, bytes);
+  WriteFile(step / "stray.safetensors", "");
+  std::filesystem::remove(step / "shard-00003-model-00001-of-00002.safetensors");
+  const auto faults = verify_step(step);
+  ASSERT_EQ(faults.size(), 3u);
+  EXPECT_CONTAINS(faults[0], "bytes 0 to ", kFirstFile, "'middle.weight' from byte 0");
+  EXPECT_CONTAINS(faults[1], "cannot open", "shard-00003-model-00001");
+  EXPECT_CONTAINS(faults[2], "stray.safetensors' is not in the manifest");
+}
+
+TEST(InspectedStep, ShowsItsEntriesEscaped) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1});
+    StateDict dict = state.dict();
+    dict.entries = {{"note", "\u009b2J\u202e"}};
+    save(*rank.world(), dir.path(), 1, dict);
+  });
+  EXPECT_CONTAINS(describe_step(dir / "step-00000001"), R"({"note":"\u009b2J\u202e"})");
+}
+
+TEST(InspectedStep, HasAManifestThatIsNoLink) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  const auto manifest = dir / "step-00000001/manifest.json";
+  std::filesystem::rename(manifest, dir / "elsewhere");
+  std::filesystem::create_symlink(dir / "elsewhere", manifest);
+  EXPECT_ERROR(verify_step(dir / "step-00000001"), "manifest.json' is a symbolic link");
+  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 0), "manifest.json' is a symbolic link");
+}
+
+TEST(InspectedStep, IsRefusedByNameForATypeThatLibtorchLacks) {
+  const TemporaryFolder dir;
+  WriteFile(dir / "shard-00000-model-00001-of-00001.safetensors",
+            testing::SafetensorsBytes(
+                R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"w\":{\"saved_offsets\":[0]}}"},)" +
+                    testing::Entry("\"F4\"", "[4]", "[0,2]") + "}",
+                "ab"));
+  constexpr const char* kError =
+      "tensor 'w' of the checkpoint has the type F4, which libtorch lacks";
+  EXPECT_ERROR(compare_steps(dir.path(), dir.path()), kError);
+}
+
+/// A model with one buffer, of any type.
+class Counted : public nn::Module<Counted> {
+ public:
+  explicit Counted(const at::Tensor& count) { register_buffer("count", count.clone()); }
+};
+
+TEST(ComparedSteps, AreEqualWhateverTheMesh) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 3);
+  RunRanks(3, [&](Rank& rank) {
+    SavedState state(rank, {3, 1}, 3);
+    save(*rank.world(), dir.path(), 2, state.dict());
+  });
+  EXPECT_EQ(compare_steps(dir / "step-00000001", dir / "step-00000002"),
+            std::vector<std::string>{});
+}
+
+TEST(ComparedSteps, DifferByNameSizeTypeAndValue) {
+  const TemporaryFolder dir;
+  const auto weight = [](const std::vector<float>& values) {
+    return at::tensor(values).view({3, 2});
+  };
+  RunRanks(1, [&](Rank& rank) {
+    nn::Linear one(2, 3);
+    one.slot("weight")->set(weight({1, 2, 4, 0, 5, NAN}));
+    one.slot("bias")->set(at::ones({3}));
+    save(*rank.world(), dir.path(), 1, {one});
+    nn::Linear other(2, 3, nn::LinearOptions{false});
+    other.slot("weight")->set(weight({1, 2.5, 3, 0, 5, NAN}).to(at::kBFloat16));
+    save(*rank.world(), dir.path(), 2, {other});
+    nn::Linear infinite(2, 4);
+    infinite.slot("weight")->set(at::ones({4, 2}));
+    infinite.slot("bias")->set(at::ones({4}));
+    save(*rank.world(), dir.path(), 3, {infinite});
+    one.slot("weight")->set(weight({1, 2, 4, 0, 5, 6}));
+    save(*rank.world(), dir.path(), 4, {one});
+  });
+  const auto compare = [&](int a, int b) {
+    return compare_steps(dir / ("step-0000000" + std::to_string(a)),
+                         dir / ("step-0000000" + std::to_string(b)));
+  };
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(compare(1, 2), (Lines{"bias: only in the first",
+                                  "weight: F32 and BF16; largest difference 1, relative 0.25"}));
+  EXPECT_EQ(compare(2, 1)[0], "bias: only in the second");
+  EXPECT_EQ(compare(1, 3), (Lines{"bias: [3] and [4]", "weight: [3, 2] and [4, 2]"}));
+  EXPECT_EQ(compare(1, 4), Lines{"weight: largest difference inf, relative inf"});
+}
+
+TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 60;
+  const auto one = at::tensor({kLarge, std::int64_t{-1}}),
+             other = at::tensor({kLarge + 3, -kLarge});
+  const auto numbers = at::ones({2});
+  const auto line = [](const at::Tensor& a, const at::Tensor& b) {
+    const TemporaryFolder dir;
+    RunRanks(1, [&](Rank& rank) {
+      for (const auto& [step, values] : {std::pair{1, a}, {2, b}}) {
+        Counted net(values);
+        save(*rank.world(), dir.path(), step, {net});
+      }
+    });
+    return compare_steps(dir / "step-00000001", dir / "step-00000002");
+  };
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(line(one.narrow(0, 0, 1), other.narrow(0, 0, 1)),
+            Lines{"count: largest difference 3, relative 2.60209e-18"});
+  EXPECT_EQ(line(one, other), Lines{"count: largest difference 1.15292e+18, relative 1"});
+  EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
+            Lines{"count: largest difference 2, relative 0.666667"});
+  EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
+}
+
+/// Gives a step's shards what PyTorch's writer says in them, and takes its manifest away.
+void make_shards_of_others(const std::filesystem::path& step) {
+  std::filesystem::remove(step / "manifest.json");
+  for (const auto& entry : std::filesystem::directory_iterator(step)) {
+    const std::string bytes = ReadFile(entry.path());
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    std::string header = bytes.substr(sizeof(length), length);
+    header.insert(header.find("\"format\""), R"("DCP_VERSION":"1.0",)");
+    WriteFile(entry.path(),
+              testing::SafetensorsBytes(header, bytes.substr(sizeof(length) + length)));
+  }
+}
+
+TEST(TorchHfShards, AreNotThoseOfASaveWhoseManifestIsMissing) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 5);
+  std::filesystem::remove(dir / "step-00000001/manifest.json");
+  constexpr const char* kError = "has the shards of a step, but no manifest.json";
+  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 5), kError, "copy the whole folder");
+}
+
+/// As PyTorch's writer leaves a folder.
+TEST(TorchHfShards, AreLoadedWithoutAManifest) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 5);
+  make_shards_of_others(dir / "step-00000001");
+  EXPECT_EQ(ExpectLoads(dir / "step-00000001", 5), 0);
+  EXPECT_ERROR(verify_step(dir / "step-00000001"), "has no checksums to verify");
+  // An unfinished save of ours is none.
+  WriteFile(dir / "step-00000001/INCOMPLETE", "");
+  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 5), "there is no checkpoint in");
+  std::filesystem::remove(dir / "step-00000001/INCOMPLETE");
+  std::filesystem::remove(dir / "step-00000001" / kFirstFile);
+  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 5), "are not complete: tensor '", "copy all");
+}
+
+}  // namespace
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Change;
+using testing::Changes;
+using testing::Disk;
+using testing::ErrorsOfRanks;
+using testing::Lost;
+using testing::SystemCallFault;
+using testing::TemporaryFolder;
+
+constexpr const char* kManifestOf3 = "step-00000003/manifest.json";
+const std::vector<std::string> kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename",
+                                         "unlink", "pread",  "close", "link"};
+
+bool every_fault() {
+  return std::getenv("TESSERA_EVERY_FAULT") != nullptr;
+}
+
+/// In this thread, so that a process made by fork() can do it.
+void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
+  Rank rank(comm::thread_worlds(1)[0]);
+  SavedState state(rank, {1, 1}, add);
+  save(*rank.world(), dir, step, state.dict(), {.keep = keep});
+}
+
+/// The save that is interrupted: it has all phases, removal of older steps among them.
+void save_third(const fs::path& dir) {
+  save_alone(dir, 3, 3, 2);
+}
+
+void save_two(const fs::path& dir) {
+  save_alone(dir, 1, 1);
+  save_alone(dir, 2, 2);
+}
+
+/// What must hold at any time during save_third(): the newest step is whole, and those before it.
+void expect_whole_steps(const fs::path& dir, const std::string& when) {
+  const bool third = fs::exists(dir / kManifestOf3);
+  EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
+  EXPECT_TRUE(verify_step(find_step(dir)).empty()) << when;
+  ExpectLoads(dir / "step-00000002", 2);
+  if (!third) {
+    ExpectLoads(dir / "step-00000001", 1);
+  }
+}
+
+/// How a process ended that saved.
+enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
+
+template <class Work>
+Ending ending_of(const Work& work) {
+  const int status = testing::status_of_process([&] { return static_cast<int>(work()); });
+  if (WIFSIGNALED(status)) {
+    return WTERMSIG(status) == SIGKILL ? Ending::kKilled : Ending::kOther;
+  }
+  return static_cast<Ending>(WEXITSTATUS(status));
+}
+
+Ending save_third_with(const fs::path& dir, const std::string& fault) {
+  return ending_of([&] {
+    Rank rank(comm::thread_worlds(1)[0]);
+    SavedState state(rank, {1, 1}, 3);
+    const Tensors before = state.local();
+    const SystemCallFault planted(dir, fault);
+    Ending ending = Ending::kDone;
+    try {
+      save(*rank.world(), dir, 3, state.dict(), {.keep = 2});
+    } catch (const Error&) {
+      ending = Ending::kError;
+    } catch (...) {
+      ending = Ending::kOther;
+    }
+    for (const auto& [name, tensor] : state.local()) {
+      ending = at::equal(tensor, before.at(name)) ? ending : Ending::kModelChanged;
+    }
+    return ending;
+  });
+}
+
+/// "pwrite:3:EIO", for each call that save_third() makes and each thing that can happen there.
+std::vector<std::string> all_faults() {
+  const TemporaryFolder dir;
+  save_two(dir.path());
+  std::vector<std::string> faults;
+  const SystemCallFault counted(dir.path(), "");
+  save_third(dir.path());
+  for (const std::string& call : kCalls) {
+    const bool moves_bytes = call == "pwrite" || call == "pread";
+    for (int k = 1; k <= SystemCallFault::calls(call); ++k) {
+      for (const char* action : {"kill", "ENOSPC", "EIO", "EINTR", "EDQUOT"}) {
+        faults.push_back(call + ":" + std::to_string(k) + ":" + action);
+      }
+      for (const char* action : {"short", "zero"}) {
+        if (moves_bytes) {
+          faults.push_back(call + ":" + std::to_string(k) + ":" + action);
+        }
+      }
+    }
+  }
+  return faults;
+}
+
+/// `count` of the indices below `size`, spread evenly.
+std::vector<std::size_t> spread(std::size_t count, std::size_t size) {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < count; ++i) {
+    indices.push_back(i * size / count);
+  }
+  return indices;
+}
+
+TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
+  const std::vector<std::string> faults = all_faults();
+  const std::size_t count = every_fault() ? faults.size() : 20;
+  for (const std::size_t i : spread(count, faults.size())) {
+    const std::string& fault = faults[i];
+    const TemporaryFolder dir;
+    save_two(dir.path());
+    const Ending ending = save_third_with(dir.path(), fault);
+    EXPECT_EQ(ending == Ending::kKilled, fault.ends_with("kill")) << fault;
+    EXPECT_LE(ending, Ending::kKilled) << fault;
+    const bool third = fs::exists(dir / kManifestOf3);
+    if (ending != Ending::kKilled) {
+      EXPECT_EQ(third, ending == Ending::kDone) << fault;
+    }
+    expect_whole_steps(dir.path(), fault);
+    save_alone(dir.path(), third ? 4 : 3, 5);  // the run, started again
+    ExpectLoads(dir.path(), 5);
+  }
+  std::printf("%zu of %zu faults\n", count, faults.size());
+}
+
+TEST(InterruptedSave, ContinuesAfterASignalOrAShortWrite) {
+  for (const char* fault : {"pwrite:2:EINTR", "fsync:2:EINTR", "fallocate:1:EINTR",
+                            "pwrite:2:short", "pread:1:EINTR", "pread:1:short"}) {
+    const TemporaryFolder dir;
+    save_two(dir.path());
+    EXPECT_EQ(save_third_with(dir.path(), fault), Ending::kDone) << fault;
+  }
+}
+
+/// What a killed process has written is there; what a machine without power has written only if it
+/// was synced.
+TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
+  const TemporaryFolder dir;
+  save_two(dir.path());
+  Disk disk(dir.path());
+  std::vector<Change> list;
+  {
+    const Changes changes(dir.path());
+    save_third(dir.path());
+    list = changes.list();
+  }
+  const TemporaryFolder after;
+  const fs::path out = after / "run";
+  int committed = 0;
+  for (const Change& change : list) {
+    disk.apply(change);
+    if (change.kind == Change::kWrite) {
+      continue;  // it leaves nothing on the disk by itself
+    }
+    for (const Lost lost : {Lost::kAll, Lost::kBytes}) {
+      disk.write_after_power_cut(out, lost);
+      expect_whole_steps(out, std::to_string(&change - list.data()) + ": " + change.path);
+      committed += fs::exists(out / kManifestOf3) ? 1 : 0;
+    }
+  }
+  // The save has ended, and so the step exists.
+  EXPECT_EQ(ExpectLoads(out, 3), 3);
+  EXPECT_GT(committed, 10);
+  EXPECT_GT(list.size(), 30U);
+}
+
+TEST(PowerCut, FindsAMissingSync) {
+  const TemporaryFolder dir;
+  save_two(dir.path());
+  Disk disk(dir.path());
+  const Changes changes(dir.path());
+  save_third(dir.path());
+  for (const Change& change : changes.list()) {
+    if (change.kind != Change::kSync || !change.path.ends_with("step-00000003")) {
+      disk.apply(change);
+    }
+  }
+  const TemporaryFolder after;
+  disk.write_after_power_cut(after / "run", Lost::kAll);
+  EXPECT_FALSE(fs::exists(after / "run" / kManifestOf3));
+}
+
+TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1);
+  int failures = 0;
+  for (const char* name : {"/step-00000002/.shard-00003", "/step-00000002/shard-00003",
+                           "/step-00000002/.INCOMPLETE", "/step-00000002/.manifest"}) {
+    for (const char* fault : {"openat:1:EDQUOT", "pwrite:1:EIO", "fsync:1:EIO", "rename:1:EIO"}) {
+      const SystemCallFault planted(dir.path().string() + name, fault);
+      const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
+        SavedState state(rank, {2, 2}, 5);
+        const SavedState before(rank, {2, 2}, 5);
+        try {
+          save(*rank.world(), dir.path(), 2, state.dict(), {.run_id = "this"});
+        } catch (const Error&) {
+          ExpectEqual(state.local(), before.local());
+          throw;
+        }
+      });
+      failures += errors.front().empty() ? 0 : 1;
+      for (const std::string& error : errors) {
+        EXPECT_EQ(error, errors.front()) << name << " " << fault;
+      }
+      // Where the fault was not met.
+      std::filesystem::remove_all(dir / "step-00000002");
+      EXPECT_EQ(ExpectLoads(dir.path(), 1), 1) << name << " " << fault;
+    }
+  }
+  EXPECT_EQ(failures, 10);
+}
+
+constexpr const char* kDirVariable = "TESSERA_TEST_DIR";
+
+/// Run in processes by the test below.
+TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
+  const comm::WorldScope scope(comm::world_from_environment({.timeout = std::chrono::seconds(20)}));
+  Rank rank(scope.world());
+  SavedState state(rank, {2, 2}, 5);
+  save(*rank.world(), std::getenv(kDirVariable), 2, state.dict());
+}
+
+TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
+  std::vector<std::pair<std::string, std::string>> phases = {
+      {"3", "pwrite:2:kill"}, {"0", "rename:3:kill"}};  // in the shards; of the manifest
+  if (every_fault()) {
+    phases.insert(phases.end(), {{"0", "openat:1:kill"},
+                                 {"0", "link:1:kill"},
+                                 {"3", "openat:1:kill"},
+                                 {"3", "fsync:1:kill"},
+                                 {"3", "rename:1:kill"},
+                                 {"3", "close:2:kill"},
+                                 {"0", "fsync:7:kill"}});
+  }
+  for (const auto& [lost, fault] : phases) {
+    const TemporaryFolder dir;
+    SaveStep(dir.path(), 1, 1);
+    const auto ended =
+        testing::RunProcesses(4, "InterruptedSave.DISABLED_SaveAsOneOfFour",
+                              {.environment = {{kDirVariable, dir.path().string()},
+                                               {"TESSERA_FAULT", fault},
+                                               {"TESSERA_FAULT_UNDER", dir.path().string()},
+                                               {"TESSERA_FAULT_RANK", lost}}});
+    for (std::size_t rank = 0; rank < ended.size(); ++rank) {
+      if (std::to_string(rank) == lost) {
+        EXPECT_EQ(ended[rank].signal, SIGKILL) << fault << ended[rank].output;
+      } else {
+        EXPECT_EQ(ended[rank].exit_code, 1) << fault << ended[rank].output;
+      }
+    }
+    const bool second = fs::exists(dir / "step-00000002/manifest.json");
+    EXPECT_EQ(ExpectLoads(dir.path(), second ? 5 : 1), second ? 2 : 1) << fault;
+    ExpectLoads(dir / "step-00000001", 1);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,638 @@
+// Sharded checkpoints on any mesh: values, buffers, dropout counts, refusals.
+
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <optional>
+
+#include "checkpoint/known_model.h"
+#include "checkpoint/manifest.h"
+#include "faults/system_calls.h"
+#include "fsdp/training/random_model.h"
+#include "saved_state.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/state_dict.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/module.h"
+#include "tessera/optim/adamw.h"
+#include "testing/files.h"
+#include "testing/module_values.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using Names = std::vector<std::string>;
+using testing::ErrorsOfRanks;
+using testing::FilesIn;
+using testing::TemporaryFolder;
+
+TEST(ShardedCheckpoint, LoadsOnAnyMesh) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 100, 3);
+  const std::vector<std::vector<std::int64_t>> meshes = {{1, 1}, {2, 2}, {4, 1},
+                                                         {1, 4}, {3, 1}, {5, 2}};
+  for (const auto& sizes : meshes) {
+    RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
+      SavedState loaded(rank, sizes, -5000);
+      const SavedState expected(rank, sizes, 3);
+      const LoadReport report = load(*rank.world(), dir.path(), loaded.dict());
+      ExpectEqual(loaded.local(), expected.local());
+      EXPECT_EQ(report.step, 100);
+      EXPECT_EQ(report.entries, (nlohmann::json{{"samples", 640}}));
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty() && report.cast.empty());
+    });
+  }
+}
+
+TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 100);
+  const TemporaryFolder single;
+  RunRanks(4, [&](Rank& rank) {
+    // Two rows a rank, so that none are left for the last.
+    nn::Linear net(2, 6, nn::LinearOptions{false});
+    net.slot("weight")->set(
+        distribute_tensor(at::ones({6, 2}), rank.mesh({4}, {"dp"}), {Shard{0}}));
+    save(*rank.world(), single.path(), 0, {net});
+  });
+  EXPECT_EQ(FilesIn(single / "step-00000000"),
+            (Names{"manifest.json", "shard-00000-model-00001-of-00001.safetensors",
+                   "shard-00001-model-00001-of-00001.safetensors",
+                   "shard-00002-model-00001-of-00001.safetensors"}));
+  EXPECT_EQ(FilesIn(dir / "step-00000100"),
+            (Names{"manifest.json", "shard-00000-model-00001-of-00002.safetensors",
+                   "shard-00000-model-00002-of-00002.safetensors",
+                   "shard-00001-model-00001-of-00002.safetensors",
+                   "shard-00001-model-00002-of-00002.safetensors",
+                   "shard-00002-model-00001-of-00002.safetensors",
+                   "shard-00002-model-00002-of-00002.safetensors",
+                   "shard-00003-model-00001-of-00002.safetensors",
+                   "shard-00003-model-00002-of-00002.safetensors"}));
+}
+
+TEST(ShardedCheckpoint, FillsWhatWasMadeOnTheMetaDevice) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    Net saved;
+    Distribute(saved, rank.mesh({1, 1}, {"dp", "tp"}), Values());
+    save(*rank.world(), dir.path(), 1, {saved});
+    const auto net = testing::made_on_meta<Net>();
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {*net}), "call nn::to_empty()");
+    nn::to_empty(*net, at::kCPU);
+    load(*rank.world(), dir.path(), {*net});
+    nn::check_initialized(*net);
+    ExpectEqual(LocalValues(*net), Values());
+  });
+}
+
+TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    SavedState tied(rank, {2, 1}, 0, /*tied=*/true);
+    save(*rank.world(), dir.path(), 1, tied.dict());
+    SavedState loaded(rank, {2, 1}, -1, /*tied=*/true);
+    load(*rank.world(), dir.path(), loaded.dict());
+    ExpectEqual(loaded.local(), tied.local());
+    // Both of two that are not tied.
+    Net apart;
+    Distribute(apart, rank.mesh({2, 1}, {"dp", "tp"}), Zeros());
+    load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
+    for (const auto& linear : {apart.embed->slot("weight"), apart.head->slot("weight")}) {
+      EXPECT_TRUE(at::equal(testing::full_tensor(linear->persistent()),
+                            testing::full_tensor(tied.net.embed->slot("weight")->persistent())));
+    }
+  });
+  const Manifest manifest = read_manifest(dir / "step-00000001");
+  EXPECT_EQ(manifest.tensors.at("embed.weight").tied, Names{"head.weight"});
+  EXPECT_FALSE(manifest.tensors.contains("head.weight"));
+}
+
+TEST(ShardedCheckpoint, RefusesTwoTensorsOfOtherValuesForATiedParameter) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 3);
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    SavedState tied(rank, {2, 1}, -5000, /*tied=*/true);
+    const SavedState before(rank, {2, 1}, -5000, /*tied=*/true);
+    const std::string error =
+        testing::message_of([&] { load(*rank.world(), dir.path(), tied.dict()); });
+    ExpectEqual(tied.local(), before.local());
+    fail(error);
+  });
+  EXPECT_CONTAINS(errors, "'embed.weight' and 'head.weight' have different values",
+                  "but are one here", "exclude 'head.weight' to take the first");
+  RunRanks(1, [&](Rank& rank) {
+    SavedState tied(rank, {1, 1}, -5000, /*tied=*/true);
+    const SavedState expected(rank, {1, 1}, 3, /*tied=*/true);
+    load(*rank.world(), dir.path(), tied.dict(),
+         {.exclude = {"head.weight", "optimizer.state.head.weight.*"}});
+    ExpectEqual(tied.local(), expected.local());
+    // As PyTorch saves a tied parameter: twice.
+    Net twice;
+    Tensors values = Values();
+    values["head.weight"] = values["embed.weight"];
+    Distribute(twice, rank.mesh({1, 1}, {"dp", "tp"}), values);
+    save(*rank.world(), dir.path(), 2, {twice});
+    Net once(/*tied=*/true);
+    Distribute(once, rank.mesh({1, 1}, {"dp", "tp"}), Zeros());
+    load(*rank.world(), dir.path(), {once});
+    EXPECT_TRUE(at::equal(LocalValues(once).at("embed.weight"), values["embed.weight"]));
+  });
+}
+
+TEST(ShardedCheckpoint, RefusesAPatternThatLeavesNothingOut) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1}, 3);
+    save(*rank.world(), dir.path(), 1, {state.net});
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {state.net}, {.exclude = {"heads.**"}}),
+                 "exclude: 'heads.**' matches none of the 4 names", "correct or remove it");
+    // A step without an optimizer's state is no mistake.
+    load(*rank.world(), dir.path(), {state.net}, {.exclude = {"optimizer.**", "head.**"}});
+  });
+}
+
+TEST(ShardedCheckpoint, RefusesWhatWouldNotBeReadAsItIs) {
+  const TemporaryFolder dir;
+  nlohmann::json deep = nlohmann::json::object();
+  for (int i = 0; i < 31; ++i) {
+    deep = {{"a", deep}};
+  }
+  RunRanks(1, [&](Rank& rank) {
+    SavedState state(rank, {1, 1});
+    const nlohmann::json losses = {{"losses", {1.0, std::nan("")}}};
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {state.net, {}, losses}), "'/losses/1'");
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {state.net, {}, deep}), "levels");
+  });
+  EXPECT_ERROR(SaveStep(dir.path(), 1, 0, {.run_id = "a\nb"}), "use printable ASCII");
+  EXPECT_ERROR(SaveStep(dir.path(), 1, 0, {.run_id = std::string(201, 'a')}), "has 201 bytes");
+  EXPECT_TRUE(dir.files().empty());
+}
+
+TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    const auto layout = Layout::intern({2, 1}, {{Digit{2, {}}, Digit{6, {0}}}, {}});
+    const auto on = [&](const at::Tensor& values) {
+      const auto mesh = rank.mesh({2, 1}, {"dp", "tp"});
+      return distribute_tensor(values, mesh, {Replicate{}, Replicate{}}).redistribute(layout);
+    };
+    nn::Linear net(3, 12, nn::LinearOptions{false});
+    const at::Tensor rows = at::arange(36, at::kFloat).view({12, 3});
+    net.slot("weight")->set(on(rows));
+    save(*rank.world(), dir.path(), 1, {net});
+    net.slot("weight")->set(on(at::zeros_like(rows)));
+    load(*rank.world(), dir.path(), {net});
+    EXPECT_TRUE(at::equal(testing::full_tensor(net.slot("weight")->persistent()), rows));
+  });
+  EXPECT_TRUE(
+      std::filesystem::exists(dir / "step-00000001/shard-00000-model-00003-of-00003.safetensors"));
+}
+
+TEST(ShardedCheckpoint, WritesCopiesOnceAndSpreadsThem) {
+  const TemporaryFolder dir;
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    // Copies along dp, large enough to be divided; and a small one, on every rank.
+    nn::Linear net(512, 2049);
+    net.slot("weight")->set(distribute_tensor(at::ones({2049, 512}), mesh["tp"], {Shard{0}}));
+    net.slot("bias")->set(distribute_tensor(at::ones({2049}), mesh["tp"], {Replicate{}}));
+    save(*rank.world(), dir.path(), 1, {net});
+  });
+  const Manifest manifest = read_manifest(dir / "step-00000001");
+  std::map<std::string, std::uint64_t> bytes;
+  std::uint64_t all = 0;
+  for (const FileRecord& file : manifest.files) {
+    all += bytes[file.name] = file.bytes;
+  }
+  ASSERT_EQ(bytes.size(), 4u);
+  for (const auto& [name, of_rank] : bytes) {
+    EXPECT_NEAR(static_cast<double>(of_rank), static_cast<double>(all) / 4,
+                static_cast<double>(all) / 40)
+        << name;
+  }
+  EXPECT_LT(all, 2049u * 513 * 4 + 10'000);
+}
+
+TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  RunRanks(1, [&](Rank& rank) {
+    Net net;
+    Distribute(net, rank.mesh({1, 1}, {"dp", "tp"}), Values());
+    const StateDict model = {net};
+    EXPECT_ERROR(load(*rank.world(), dir.path(), model), "unexpected: optimizer.state.embed.weight",
+                 "exclude names");
+    EXPECT_TRUE(
+        load(*rank.world(), dir.path(), model, {.exclude = {"optimizer.**"}}).unexpected.empty());
+    EXPECT_EQ(load(*rank.world(), dir.path(), model, {.partial = true}).unexpected.size(), 8u);
+    nn::Linear other(5, 7);
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {other}), "missing: weight, bias");
+  });
+}
+
+// A run continues with a part of the model frozen; the optimizer has lost that part's state.
+TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 3);
+  const Names of_frozen{"optimizer.state.embed.weight.exp_avg",
+                        "optimizer.state.embed.weight.step"};
+  RunRanks(2, [&](Rank& rank) {
+    SavedState rest(rank, {1, 2}, -5000);
+    SavedState expected(rank, {1, 2}, 3);
+    for (SavedState* each : {&rest, &expected}) {
+      std::erase_if(each->optimizer,
+                    [](const auto& state) { return state.first.starts_with("embed."); });
+    }
+    EXPECT_ERROR(load(*rank.world(), dir.path(), rest.dict()), "unexpected: " + of_frozen[0],
+                 "partial_names");
+    EXPECT_ERROR(load(*rank.world(), dir.path(), rest.dict(), {.partial_names = {"embed.**"}}),
+                 "unexpected: " + of_frozen[0]);
+    const LoadReport report = load(*rank.world(), dir.path(), rest.dict(),
+                                   {.partial_names = {"optimizer.state.embed.**"}});
+    EXPECT_EQ(report.unexpected, of_frozen);
+    ExpectEqual(rest.local(), expected.local());
+    nn::Linear other(5, 7);
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {other},
+                      {.exclude = {"optimizer.**", "embed.**", "middle.**", "head.**"},
+                       .partial_names = {"weight"}}),
+                 "missing: bias");
+  });
+}
+
+class Wide : public nn::Module<Wide> {
+ public:
+  explicit Wide(std::int64_t rows) {
+    middle = register_module("middle", std::make_shared<nn::Linear>(5, rows));
+  }
+  std::shared_ptr<nn::Linear> middle;
+};
+
+TEST(ShardedCheckpoint, ConvertsFloatsAndLeavesOtherSizes) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    Wide saved(7);
+    saved.middle->slot("weight")->set(at::ones({7, 5}));
+    saved.middle->slot("bias")->set(at::ones({7}, at::kBFloat16));
+    save(*rank.world(), dir.path(), 1, {saved});
+    Wide loaded(7);
+    EXPECT_EQ(load(*rank.world(), dir.path(), {loaded}).cast, Names{"middle.bias"});
+    EXPECT_TRUE(at::equal(*loaded.middle->bias, at::ones({7})));
+    Wide wide(8);
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {wide}),
+                 "middle.weight (checkpoint [7, 5], here [8, 5])");
+    EXPECT_EQ(load(*rank.world(), dir.path(), {wide}, {.partial = true}).reshaped,
+              (Names{"middle.weight", "middle.bias"}));
+  });
+}
+
+/// Tensors of 64 KiB; no two have the same values.
+class SmallTensors : public nn::Module<SmallTensors> {
+ public:
+  explicit SmallTensors(std::int64_t first) {
+    for (std::int64_t i = 0; i < 256; ++i) {
+      register_slot("small" + std::to_string(i),
+                    at::full({16, 1024}, static_cast<float>(first + i)));
+    }
+  }
+};
+
+/// Four threads read 17 MiB in calls of a quarter each, and MiBs that two share twice.
+TEST(ShardedCheckpoint, ReadsNeighboursTogether) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    SmallTensors model(0);
+    save(*rank.world(), dir.path(), 1, {model});
+    SmallTensors loaded(1000);
+    const testing::SystemCallFault count(dir.path(), "");
+    load(*rank.world(), dir.path(), {loaded});
+    EXPECT_LE(testing::SystemCallFault::calls("pread"), 100);
+    ExpectEqual(LocalValues(loaded), LocalValues(model));
+  });
+}
+
+TEST(ShardedCheckpoint, RefusesModelsThatDifferBetweenRanks) {
+  const TemporaryFolder dir;
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    Wide net(rank.rank() == 0 ? 7 : 8);
+    for (const auto& [name, slot] : net.named_slots()) {
+      slot->set(at::ones_like(slot->get()));
+    }
+    save(*rank.world(), dir.path(), 1, {net});
+  });
+  EXPECT_CONTAINS(errors, "ranks 1 have another model");
+  EXPECT_TRUE(dir.files().empty());
+}
+
+// As of a model that was never sharded, trained by each rank alone.
+TEST(ShardedCheckpoint, RefusesParametersOnNoMeshWhoseValuesDifferBetweenRanks) {
+  const TemporaryFolder dir;
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    Wide net(7);
+    net.middle->slot("weight")->set(at::ones({7, 5}));
+    net.middle->slot("bias")->set(at::ones({7}));
+    save(*rank.world(), dir.path(), 1, {net});
+    net.middle->slot("bias")->set(at::full({7}, rank.rank()));
+    save(*rank.world(), dir.path(), 2, {net});
+  });
+  EXPECT_CONTAINS(errors, "parameter 'middle.bias'", "ranks 0 and 1", "fsdp::replicate");
+  EXPECT_EQ(dir.files(), Names{"step-00000001"});
+}
+
+TEST(ShardedCheckpoint, RefusesOptionsOfASaveThatDifferBetweenRanks) {
+  const TemporaryFolder dir;
+  for (const SaveOptions& other :
+       {SaveOptions{.run_id = "other", .keep = 2}, SaveOptions{.run_id = "run", .keep = 3}}) {
+    const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+      SavedState state(rank, {2, 1});
+      save(*rank.world(), dir.path(), 1, state.dict(),
+           rank.rank() == 0 ? SaveOptions{.run_id = "run", .keep = 2} : other);
+    });
+    EXPECT_CONTAINS(errors, "ranks 1 have another model", "with another run_id or keep");
+  }
+  EXPECT_TRUE(dir.files().empty());
+}
+
+TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1);
+  SaveStep(dir.path(), 2, 2);
+  const std::vector<std::pair<std::filesystem::path, LoadOptions>> of_rank_1 = {
+      {dir / "step-00000001", {}},
+      {dir.path(), {.exclude = {"head.**"}}},
+      {dir.path(), {.partial = true}},
+      {dir.path(), {.partial_names = {"head.**"}}}};
+  for (const auto& other : of_rank_1) {
+    const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+      SavedState state(rank, {2, 1}, -5000);
+      const SavedState before(rank, {2, 1}, -5000);
+      const bool first = rank.rank() == 0;
+      const std::string error = testing::message_of([&] {
+        load(*rank.world(), first ? dir.path() : other.first, state.dict(),
+             first ? LoadOptions{} : other.second);
+      });
+      ExpectEqual(state.local(), before.local());
+      fail(error);
+    });
+    EXPECT_CONTAINS(errors, "ranks 1 load from another folder",
+                    "another exclude, partial or partial_names");
+  }
+}
+
+TEST(ShardedCheckpoint, RefusesStepsAndFoldersThatDifferBetweenRanks) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1);
+  const auto save_as = [](const std::filesystem::path& of_rank_0, std::int64_t step_of_rank_0,
+                          const std::filesystem::path& of_rank_1, std::int64_t step_of_rank_1) {
+    return ErrorsOfRanks(2, [&](Rank& rank) {
+      SavedState state(rank, {2, 1}, 9);
+      const bool first = rank.rank() == 0;
+      save(*rank.world(), first ? of_rank_0 : of_rank_1, first ? step_of_rank_0 : step_of_rank_1,
+           state.dict());
+    });
+  };
+  for (const auto& errors :
+       {save_as(dir.path(), 2, dir.path(), 1), save_as(dir.path(), 2, dir / "step-00000001", 2)}) {
+    EXPECT_CONTAINS(errors, "ranks 1 have another model", "another step, to another folder");
+  }
+  EXPECT_EQ(dir.files(), Names{"step-00000001"});
+  EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
+  save_as(dir.path(), 2, dir / ".", 2);
+  EXPECT_EQ(ExpectLoads(dir.path(), 9), 2);
+}
+
+}  // namespace
+namespace {
+
+using testing::TemporaryFolder;
+
+/// What a module of libtorch's keeps, as batch norm its running mean.
+class Stock : public torch::nn::Module {
+ public:
+  Stock() { mean = register_buffer("mean", at::zeros({3})); }
+  at::Tensor mean;
+};
+
+struct WithBuffers : nn::Module<WithBuffers> {
+  WithBuffers() {
+    counts = register_buffer_slot("counts", {5});
+    table = register_buffer_slot("table", {4}, /*persistent=*/false);
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.set_buffer(counts, at::zeros({5}));
+    init.set_buffer(table, at::arange(4, at::kFloat));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
+  nn::Child<nn::Linear> linear{*this, "linear", 2, 3};
+  nn::Child<Stock> stock{*this, "stock"};
+  nn::Parameter counts, table;
+};
+
+void count(WithBuffers& model) {
+  const at::NoGradGuard no_grad;
+  local_tensor(model.counts).add_(7);
+  local_tensor(model.table).add_(7);
+  model.stock->mean.fill_(0.5);
+}
+
+/// What count() wrote is there, and what is not persistent is as it was made.
+void expect_counted(const WithBuffers& model) {
+  EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
+  EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
+  EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
+}
+
+TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    count(model);
+    save(*rank.world(), dir.path(), 1, {model});
+  });
+  const Manifest manifest = read_manifest(dir / "step-00000001");
+  EXPECT_TRUE(manifest.tensors.contains("counts") && manifest.tensors.contains("stock.mean"));
+  EXPECT_FALSE(manifest.tensors.contains("table"));
+  RunRanks(3, [&](Rank& rank) {
+    WithBuffers model;
+    load(*rank.world(), dir.path(), {model});
+    nn::init_buffers(model);  // makes what was not saved
+    expect_counted(model);
+    nn::check_initialized(model);
+  });
+}
+
+/// One has more than 1 MiB, the other is small.
+struct WithLargeBuffer : nn::Module<WithLargeBuffer> {
+  WithLargeBuffer() {
+    large = register_buffer_slot("large", {1025, 256});
+    small = register_buffer_slot("small", {3});
+  }
+  nn::Child<nn::Linear> linear{*this, "linear", 2, 3};
+  nn::Parameter large, small;
+};
+
+// As the statistics of a norm, which each rank takes of its own rows.
+TEST(Buffers, AreThoseOfRank0WhereRanksHaveTheirOwn) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithLargeBuffer model;
+    nn::init_weights(*model.linear, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    const auto fill = [&](double value) {
+      model.large.slot()->set(at::full({1025, 256}, value));
+      model.small.slot()->set(at::full({3}, value));
+    };
+    fill(rank.rank() + 1);
+    save(*rank.world(), dir.path(), 1, {model});
+    fill(9);
+    load(*rank.world(), dir.path(), {model});
+    EXPECT_TRUE(at::equal(model.large, at::ones({1025, 256})));
+    EXPECT_TRUE(at::equal(model.small, at::ones({3})));
+  });
+}
+
+TEST(Buffers, GoThroughAHuggingFaceFolder) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    count(model);
+    save_hugging_face(model, *rank.world(), dir / "saved", "{}");
+  });
+  RunRanks(3, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_buffers(model);
+    load_hugging_face(model, *rank.world(), dir / "saved");
+    expect_counted(model);
+  });
+}
+
+/// As older programs wrote them.
+TEST(Buffers, StayAsTheyAreWhereAHuggingFaceFolderLacksThem) {
+  const TemporaryFolder dir;
+  WriteModel(dir / "model.safetensors",
+             {{"linear.weight", at::ones({3, 2})}, {"linear.bias", at::ones({3})}});
+  WithBuffers model;
+  nn::init_buffers(model);
+  load_hugging_face(model, dir.path());
+  EXPECT_TRUE(at::equal(model.counts, at::zeros({5})));
+  nn::check_initialized(model);
+}
+
+TEST(Buffers, AreNotSavedWhenUnfilled) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(*model.linear, 1);
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {model}), "buffer 'counts' was never filled");
+  });
+}
+
+TEST(Buffers, AreInStateDictsAlsoWithoutFrozenParameters) {
+  RunRanks(2, [](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    count(model);
+    model.linear->slot("bias")->get().requires_grad_(false);
+    const StateDictOptions options{.full_state_dict = true, .ignore_frozen_params = true};
+    const TensorDict state = get_model_state_dict(*rank.world(), model, options);
+    EXPECT_EQ(state.size(), 3U);
+    WithBuffers other;
+    nn::init_weights(other, 2);
+    set_model_state_dict(*rank.world(), other, state, {.full_state_dict = true, .strict = false});
+    EXPECT_TRUE(at::equal(other.counts, model.counts));
+    EXPECT_TRUE(at::equal(other.stock->mean, model.stock->mean));
+  });
+}
+
+}  // namespace
+namespace {
+
+using fsdp::drawing::DrawingModel;
+using testing::TemporaryFolder;
+
+/// A model whose dropouts are modules, and its optimizer.
+struct DroppingRun {
+  explicit DroppingRun(const DeviceMesh& over) : mesh(over) {
+    tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan_of(Replicate{}));
+    for (const auto& block : model.blocks) {
+      fsdp::fully_shard(*block, mesh["dp"]);
+    }
+    fsdp::fully_shard(model, mesh["dp"]);
+    nn::init_weights(model, 5);
+    optimizer.emplace(model, optim::AdamWOptions{.lr = 1e-2});
+  }
+  StateDict dict() { return {model, optim::named_state(*optimizer, model)}; }
+  /// The steps from `begin` on, of 4 rows.
+  void train(int begin, int end) {
+    for (int step = begin; step < end; ++step) {
+      const at::Tensor rows = fsdp::drawing::token_ids(4, step).chunk(
+          mesh.size("dp"))[static_cast<std::size_t>(mesh.local_rank("dp"))];
+      model(rows).square().mean().backward();
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  }
+
+  DeviceMesh mesh;
+  DrawingModel model{fsdp::drawing::kModules};
+  std::optional<optim::AdamW> optimizer;
+};
+
+class DropoutCalls : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
+
+TEST_P(DropoutCalls, ContinueFromACheckpoint) {
+  const TemporaryFolder dir;
+  RunOnMesh(GetParam(), {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    DroppingRun whole(mesh);
+    whole.train(0, 2);
+    save(*rank.world(), dir.path(), 2, whole.dict());
+    whole.train(2, 4);
+    DroppingRun resumed(mesh);
+    load(*rank.world(), dir.path(), resumed.dict());
+    EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // two in a forward
+    resumed.train(2, 4);
+    const Tensors expected = LocalValues(whole.model);
+    for (const auto& [name, tensor] : LocalValues(resumed.model)) {
+      EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, DropoutCalls,
+                         ::testing::Values(std::vector<std::int64_t>{1, 1},
+                                           std::vector<std::int64_t>{2, 2}));
+
+TEST(DropoutCallsOf, StayWhereTheCheckpointHasNoneOrTheyAreExcluded) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    DroppingRun run(rank.mesh({1, 1}, {"dp", "tp"}));
+    nn::Dropout& dropout = *run.model.blocks[0]->drop_scores;
+    dropout.set_calls(3);
+    save(*rank.world(), dir.path(), 1, {run.model});
+    EXPECT_EQ(read_manifest(dir / "step-00000001").dropout_calls.at("block0.drop_scores"), 3);
+    dropout.set_calls(7);
+    load(*rank.world(), dir.path(), {run.model}, {.exclude = {"**.drop_scores"}});
+    EXPECT_EQ(dropout.calls(), 7U);
+    load(*rank.world(), dir.path(), {run.model});
+    EXPECT_EQ(dropout.calls(), 3U);
+  });
+  Manifest older = read_manifest(dir / "step-00000001");
+  older.dropout_calls.clear();
+  testing::WriteFile(dir / "step-00000001/manifest.json", to_text(older));
+  RunRanks(1, [&](Rank& rank) {
+    DroppingRun run(rank.mesh({1, 1}, {"dp", "tp"}));
+    run.model.blocks[0]->drop_scores->set_calls(5);
+    load(*rank.world(), dir.path(), {run.model});
+    EXPECT_EQ(run.model.blocks[0]->drop_scores->calls(), 5U);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

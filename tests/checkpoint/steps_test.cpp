@@ -1,0 +1,632 @@
+// The steps of a run: which exist, which are removed; manifests and the states of objects.
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <thread>
+
+#include "checkpoint/heard_warnings.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/save.h"
+#include "checkpoint/step_folder.h"
+#include "checkpoint/stored_step.h"
+#include "faults/system_calls.h"
+#include "saved_state.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/stateful.h"
+#include "tessera/core/detail/crc32c.h"
+#include "testing/files.h"
+#include "testing/memory/memory_scope.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using Names = std::vector<std::string>;
+using testing::ReadFile;
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+TEST(ShardedCheckpoint, LoadsTheNewestValidStepOrTheOneNamed) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 10);
+  SaveStep(dir.path(), 2, 20);
+  std::filesystem::create_directory(dir / "step-00000003");
+  EXPECT_EQ(ExpectLoads(dir.path(), 20), 2);
+  EXPECT_EQ(ExpectLoads(dir / "step-00000001", 10), 1);
+  std::string manifest = ReadFile(dir / "step-00000002/manifest.json");
+  manifest[manifest.size() / 2] ^= 1;
+  WriteFile(dir / "step-00000002/manifest.json", manifest);
+  EXPECT_EQ(ExpectLoads(dir.path(), 10), 1);
+  RunRanks(2, [&](Rank& rank) {
+    EXPECT_EQ(newest_step(*rank.world(), dir.path()), 1);
+    EXPECT_EQ(newest_step(*rank.world(), dir / "nowhere"), std::nullopt);
+  });
+}
+
+TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
+  const TemporaryFolder dir;
+  const auto has = [&dir](const std::string& folder) {
+    bool found = false;
+    RunRanks(2, [&](Rank& rank) {
+      const bool here = last_step(*rank.world(), dir / folder).has_value();
+      if (rank.world()->rank() == 0) {
+        found = here;
+      }
+    });
+    return found;
+  };
+  EXPECT_FALSE(has("nowhere"));
+  SaveStep(dir / "saved", 1);
+  EXPECT_TRUE(has("saved"));
+  WriteFile(dir / "saved/step-00000001/manifest.json", "{}");
+  EXPECT_TRUE(has("saved"));  // damaged
+  std::filesystem::create_directories(dir / "killed/step-00000001");
+  EXPECT_FALSE(has("killed"));
+  WriteFile(dir / "killed/step-00000001/INCOMPLETE", "");
+  WriteFile(dir / "killed/step-00000001/shard-00000-model-00001-of-00001.safetensors", "");
+  EXPECT_FALSE(has("killed"));
+  std::filesystem::remove(dir / "killed/step-00000001/INCOMPLETE");
+  EXPECT_TRUE(has("killed"));  // a copy without its manifest
+}
+
+TEST(Runs, AreDrawnByOneRankForAll) {
+  std::set<std::string> drawn;
+  std::mutex mutex;
+  for (int run = 0; run < 2; ++run) {
+    RunRanks(3, [&](Rank& rank) {
+      const std::string run_id = new_run_id(*rank.world());
+      const std::lock_guard lock(mutex);
+      drawn.insert(run_id);
+    });
+  }
+  EXPECT_EQ(drawn.size(), 2U);
+}
+
+TEST(Runs, AreOneInAFolder) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1, {.run_id = "this"});
+  SaveStep(dir.path(), 3, 3, {.run_id = "this"});
+  const auto run_of = [&dir](std::int64_t step) {
+    RunRanks(2,
+             [&](Rank& rank) { EXPECT_EQ(run_of_step(*rank.world(), dir.path(), step), "this"); });
+  };
+  run_of(3);
+  SaveStep(dir.path(), 2, 2, {.run_id = "other"});
+  EXPECT_ERROR(run_of(3),
+               "has steps of two runs: step-00000003 of run \"this\", step-00000002 of run",
+               "move those of one of them away");
+  WriteFile(dir / "step-00000002/manifest.json", "{}");  // its run is not known
+  run_of(3);
+  EXPECT_ERROR(run_of(4), "no checkpoint in", "step-00000004");
+}
+
+TEST(Runs, AreKnownByWhatTheirUnfinishedSavesHaveLeft) {
+  const TemporaryFolder dir;
+  const auto left_by = [&dir] {
+    std::optional<std::string> run_id;
+    RunRanks(2, [&](Rank& rank) {
+      const auto found = unfinished_run(*rank.world(), dir.path());
+      run_id = rank.rank() == 0 ? found : run_id;
+    });
+    return run_id;
+  };
+  const auto begin = [&dir](const std::string& run_id) {
+    RunRanks(2, [&](Rank& rank) {
+      EXPECT_TRUE(steps_to_withdraw(*rank.world(), dir.path(), -1, run_id).empty());
+    });
+  };
+  EXPECT_EQ(left_by(), std::nullopt);
+  std::filesystem::create_directory(dir / "step-00000002");
+  EXPECT_EQ(left_by(), std::nullopt);
+  begin("this");
+  WriteFile(dir / "step-00000002/INCOMPLETE", "this");
+  EXPECT_EQ(left_by(), "this");
+  begin("this");
+  EXPECT_ERROR(begin("other"), "step-00000002' is the unfinished save of another run, run \"this\"",
+               "remove it first");
+}
+
+TEST(ShardedCheckpoint, KeepsTheNewestStepsOfItsRun) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1, {.run_id = "another"});
+  for (int step = 2; step <= 5; ++step) {
+    SaveStep(dir.path(), step, step, {.run_id = "this", .keep = 2});
+  }
+  EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000004", "step-00000005"}));
+  EXPECT_ERROR(SaveStep(dir.path(), 6, 0, {.keep = 1}), "keep 2 steps or more");
+}
+
+TEST(ShardedCheckpoint, KeepsTheStepJustSavedBelowHigherOnes) {
+  const TemporaryFolder dir;
+  for (const int step : {200, 300, 150}) {
+    SaveStep(dir.path(), step, step, {.keep = 2});
+  }
+  EXPECT_EQ(dir.files(), (Names{"step-00000150", "step-00000300"}));
+}
+
+TEST(ShardedCheckpoint, RemovesOtherStepsWhereOneCannotBeRemoved) {
+  const TemporaryFolder dir;
+  for (int step = 1; step <= 3; ++step) {
+    SaveStep(dir.path(), step, step);
+  }
+  std::filesystem::create_directory(dir / "step-00000002/notes");
+  SaveStep(dir.path(), 4, 4, {.keep = 2});
+  EXPECT_EQ(dir.files(), (Names{"step-00000002", "step-00000003", "step-00000004"}));
+}
+
+TEST(ShardedCheckpoint, LeavesAStepWithAFolderWholeAndSaysSoOnce) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 1);
+  std::filesystem::create_directory(dir / "step-00000001/notes");
+  HeardWarnings warnings;
+  RunRanks(1, [&](Rank& rank) {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    for (const int step : {2, 3, 4}) {
+      SavedState state(rank, {1, 1}, step);
+      save(*rank.world(), dir.path(), step, state.dict(), {.keep = 2});
+    }
+  });
+  ASSERT_EQ(warnings.texts.size(), 1U);
+  EXPECT_CONTAINS(warnings.texts[0], "step-00000001' could not be cleaned up",
+                  "it has the folder 'notes', which no save makes: move that away");
+  EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
+  EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000003", "step-00000004"}));
+}
+
+TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
+  const TemporaryFolder dir, archive;
+  SaveStep(dir.path(), 1, 1);
+  std::filesystem::copy(dir / "step-00000001", archive / "kept");
+  std::filesystem::remove_all(dir / "step-00000001");
+  std::filesystem::create_directory_symlink(archive / "kept", dir / "step-00000001");
+  const Names files = testing::FilesIn(archive / "kept");
+  for (const int step : {2, 3}) {
+    SaveStep(dir.path(), step, step, {.keep = 2});
+  }
+  EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
+  EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000002", "step-00000003"}));
+  EXPECT_ERROR(withdraw_step(dir.path(), 1, ""), "a symbolic link: remove the link");
+  std::filesystem::remove(archive / "kept/manifest.json");
+  WriteFile(archive / "kept/INCOMPLETE", "");
+  EXPECT_ERROR(SaveStep(dir.path(), 1), "is not a folder: move it away");
+  EXPECT_EQ(testing::FilesIn(archive / "kept").size(), files.size());
+}
+
+TEST(ShardedCheckpoint, LeavesMarkedStepsWhoseManifestIsThere) {
+  const TemporaryFolder dir;
+  for (int step = 1; step <= 2; ++step) {
+    SaveStep(dir.path(), step);
+    WriteFile(dir / ("step-0000000" + std::to_string(step)) / "INCOMPLETE", "");
+  }
+  WriteFile(dir / "step-00000002/manifest.json", "not readable for the moment");
+  SaveStep(dir.path(), 3);
+  EXPECT_FALSE(std::filesystem::exists(dir / "step-00000001/INCOMPLETE"));
+  EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000002", "step-00000003"}));
+}
+
+TEST(ShardedCheckpoint, RefusesAFileInThePlaceOfAStep) {
+  const TemporaryFolder dir;
+  WriteFile(dir / "step-00000002", "");
+  EXPECT_ERROR(SaveStep(dir.path(), 2),
+               "step-00000002' is where the step goes, and is not a folder: move it away");
+}
+
+TEST(ShardedCheckpoint, RefusesAStepThatExistsOrIsAnothersUnfinishedOne) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  EXPECT_ERROR(SaveStep(dir.path(), 1), "step-00000001' exists already");
+  std::filesystem::create_directory(dir / "step-00000002");
+  WriteFile(dir / "step-00000002/INCOMPLETE", "another");
+  WriteFile(dir / "step-00000002/shard", "");
+  EXPECT_ERROR(SaveStep(dir.path(), 2), "is the unfinished save of another run");
+  EXPECT_TRUE(std::filesystem::exists(dir / "step-00000002/shard"));
+  WriteFile(dir / "step-00000002/INCOMPLETE", "");
+  SaveStep(dir.path(), 2, 4);
+  EXPECT_EQ(ExpectLoads(dir.path(), 4), 2);
+}
+
+}  // namespace
+namespace {
+
+using testing::TemporaryFolder;
+
+/// Fewer files may be open than the step has.
+TEST(StoredStep, IsLoadedAFileAfterAnother) {
+  const TemporaryFolder dir;
+  RunRanks(10, [&](Rank& rank) {
+    SavedState state(rank, {5, 2}, 6);
+    save(*rank.world(), dir.path(), 1, state.dict());
+  });
+  EXPECT_GT(read_manifest(dir / "step-00000001").files.size(), 15U);
+  RunRanks(1, [&](Rank& rank) {
+    SavedState loaded(rank, {1, 1}, -5000);
+    const SavedState expected(rank, {1, 1}, 6);
+    rlimit before{};
+    getrlimit(RLIMIT_NOFILE, &before);
+    const int next = dup(STDIN_FILENO);
+    const rlimit few{static_cast<rlim_t>(next) + 4, before.rlim_max};
+    close(next);
+    setrlimit(RLIMIT_NOFILE, &few);
+    const std::string error =
+        testing::message_of([&] { load(*rank.world(), dir.path(), loaded.dict()); });
+    setrlimit(RLIMIT_NOFILE, &before);
+    EXPECT_EQ(error, "");
+    ExpectEqual(loaded.local(), expected.local());
+  });
+}
+
+constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
+
+/// Saves a step with `values` as "weight". Returns its folder.
+std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& values) {
+  RunRanks(1, [&](Rank& rank) {
+    nn::Linear net(values.size(1), values.size(0), nn::LinearOptions{false});
+    net.slot("weight")->set(values);
+    save(*rank.world(), dir.path(), 1, {net});
+  });
+  return dir / "step-00000001";
+}
+
+class WeightOf : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
+/// The rows of the second are larger than a piece.
+INSTANTIATE_TEST_SUITE_P(StoredStep, WeightOf,
+                         ::testing::Values(std::vector<std::int64_t>{3072, 2048},
+                                           std::vector<std::int64_t>{2, 3 * kMebibyte}));
+
+TEST_P(WeightOf, IsReadByThreadsWithinABoundOfMemory) {
+  const TemporaryFolder dir;
+  const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view(GetParam());
+  const std::filesystem::path folder = save_weight(dir, values);
+  const at::Tensor target = at::zeros({values.size(1), values.size(0)}).t();
+  const auto read = [&] {
+    StoredStep step(folder, read_manifest(folder));
+    step.want("weight", std::vector<std::int64_t>{0, 0}, target);
+    const testing::MemoryScope memory;
+    step.read({.threads = 4, .piece_bytes = kMebibyte});
+    return memory.peak();
+  };
+  const std::int64_t peak = read();
+  EXPECT_GE(peak, kMebibyte);
+  EXPECT_LE(peak, 4 * kMebibyte);
+  EXPECT_TRUE(target.equal(values));
+  const auto path = folder / "shard-00000-model-00001-of-00001.safetensors";
+  std::string bytes = testing::ReadFile(path);
+  bytes[bytes.size() / 2] ^= 1;
+  testing::WriteFile(path, bytes);
+  EXPECT_ERROR(read(), "tensor 'weight': bytes 12582912 to");
+}
+
+/// A half of the columns: each thread reads parts of many granules.
+TEST(StoredStep, IsReadByItsThreadsAtOnce) {
+  const TemporaryFolder dir;
+  const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});
+  const std::filesystem::path folder = save_weight(dir, values);
+  StoredStep step(folder, read_manifest(folder));
+  const at::Tensor target = at::zeros({3072, 1024});
+  step.want("weight", std::vector<std::int64_t>{0, 1024}, target);
+  const testing::SystemCallFault fault(folder, "pread:1:slow");
+  const auto begin = std::chrono::steady_clock::now();
+  step.read({.threads = 3, .piece_bytes = 4 * kMebibyte});
+  const auto took = std::chrono::steady_clock::now() - begin;
+  // Each call takes 0.2 s.
+  EXPECT_GT(testing::SystemCallFault::calls("pread"), 20);
+  EXPECT_LT(took, std::chrono::milliseconds(120) * testing::SystemCallFault::calls("pread"));
+  EXPECT_TRUE(target.equal(values.narrow(1, 1024, 1024)));
+}
+
+TEST(StepFolder, IsWrittenWithinABoundOfMemory) {
+  const TemporaryFolder dir;
+  // Whose rows do not lie one after another, so that they are copied.
+  for (const at::Tensor& values :
+       {at::zeros({2048, 6144}).t(), at::zeros({12 * kMebibyte, 2}).t().narrow(0, 1, 1)}) {
+    const std::vector<ShardFile> files = {
+        {"file", {{"weight", at::kFloat, {0, 0}, values.sizes().vec(), {{0, values}}}}}};
+    const testing::MemoryScope memory;
+    write_shards(dir.path(), files);
+    EXPECT_GT(memory.peak(), kMebibyte);
+    EXPECT_LE(memory.peak(), 33 * kMebibyte);
+  }
+}
+
+TEST(StepFolder, IsMadeByOneOfSeveralRunsThatBeginItAtOnce) {
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    const TemporaryFolder dir;
+    std::vector<std::string> errors(4);
+    std::barrier start(4);
+    std::vector<std::jthread> runs;
+    for (int i = 0; i < 4; ++i) {
+      runs.emplace_back([&, i] {
+        start.arrive_and_wait();
+        errors[static_cast<std::size_t>(i)] = testing::message_of(
+            [&] { StepFolder(dir.path(), 7, "run " + std::to_string(i)).claim(); });
+      });
+    }
+    runs.clear();
+    EXPECT_EQ(std::ranges::count(errors, ""), 1);
+    for (const std::string& error : errors) {
+      EXPECT_TRUE(error.empty() || error.find("of another run") != error.npos) << error;
+    }
+    EXPECT_EQ(testing::ReadFile(dir / "step-00000007/INCOMPLETE"),
+              "run " + std::to_string(std::ranges::find(errors, "") - errors.begin()));
+  }
+}
+
+}  // namespace
+namespace {
+
+using nlohmann::json;
+using testing::ReadFile;
+using testing::TemporaryFolder;
+
+constexpr std::uint64_t kLargest = std::numeric_limits<std::uint64_t>::max();
+
+/// With the checksum that such a text needs.
+std::string Sealed(json root) {
+  root.erase("crc32c");
+  std::string text = root.dump();
+  text.pop_back();
+  const std::uint32_t sum = detail::crc32c(std::as_bytes(std::span(text)));
+  return text + fmt::format(",\"crc32c\":\"{:08x}\"}}\n", sum);
+}
+
+TEST(HostileManifest, IsRefusedByWhatItSays) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  const json valid = json::parse(ReadFile(dir / "step-00000001/manifest.json"));
+  parse_manifest(Sealed(valid), "m");
+  const std::string tensor = "/tensors/head.weight";
+  struct Case {
+    std::string at;
+    json value;
+    const char* error;
+  };
+  const std::vector<Case> cases = {
+      {"/files/0/bytes", -1, "the size of a file holds -1, which is not a natural number"},
+      {"/files/0/bytes", 1.5, "the size of a file holds 1.5"},
+      {"/files/0/bytes", true, "the size of a file holds boolean"},
+      {"/files/0/bytes", kLargest, "which is too large"},
+      {"/files/0/bytes", std::int64_t{1} << 62, "has checksums for another size"},
+      {"/files/0/crc32c", "", "' has no checksums"},
+      {"/files/0/name", "../x", "is no shard of a step"},
+      {"/step", -3, "the step holds -3"},
+      {"/world_size", std::int64_t{1} << 32, "world_size is 4294967296, which is too large"},
+      {"/mesh/sizes/0", -2, "the mesh holds -2"},
+      {"/entries", json::array(), "its entries are no object"},
+      {tensor + "/sizes/0", -11, "tensor 'head.weight': its sizes holds -11"},
+      {tensor + "/sizes/0", kLargest, "which is too large"},
+      {tensor + "/sizes", std::vector<int>(65, 1), "has 65 dimensions"},
+      {tensor + "/sizes", {std::int64_t{1} << 62, 5}, "overflows"},
+      {tensor + "/dtype", "F33", "its dtype 'F33' is unknown"},
+      {tensor + "/tied", {"../x"}, "looks like a path"},
+      {tensor + "/tied", {"w\u009b2J"}, "control character"},
+      {"/tensors/w\u202e", {}, "not valid: a tensor's name has a control character"},
+      {tensor + "/chunks/0/file", 99, "a chunk is in file 99 of"},
+      {tensor + "/chunks/0/file", kLargest, "the file of a chunk holds 18446744073709551615"},
+      {tensor + "/chunks/0/offsets/0", -1, "a chunk's offsets holds -1"},
+      {tensor + "/chunks/0/offsets/0", std::int64_t{1} << 62, "were asked for"},
+      {tensor + "/chunks/0/sizes/0", 0.5, "a chunk's sizes holds 0.5"},
+      {tensor + "/chunks", json::array(), "its chunks have 0 elements"}};
+  for (const Case& each : cases) {
+    json changed = valid;
+    changed[json::json_pointer(each.at)] = each.value;
+    EXPECT_ERROR(parse_manifest(Sealed(changed), "m"), "the manifest 'm' is not valid", each.error);
+  }
+}
+
+TEST(HostileManifest, IsNeitherLoadedNorVerifiedWithoutChecksums) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  const auto path = dir / "step-00000001/manifest.json";
+  json root = json::parse(ReadFile(path));
+  for (json& file : root["files"]) {
+    file["crc32c"] = "";
+  }
+  testing::WriteFile(path, Sealed(root));
+  EXPECT_ERROR(verify_step(dir / "step-00000001"), "has no checksums");
+  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 0), "has no checksums");
+}
+
+/// As many as there are corners of a cube of 13 dimensions: each pair overlaps in some of them.
+TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
+  constexpr int kDims = 13;
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);
+  json root = json::parse(ReadFile(dir / "step-00000001/manifest.json"));
+  json& tensor = root["tensors"]["head.weight"];
+  tensor["sizes"] = std::vector<int>(kDims, 2);
+  tensor["chunks"] = json::array();
+  for (int corner = 0; corner < 1 << kDims; ++corner) {
+    std::vector<int> offsets;
+    for (int dim = 0; dim < kDims; ++dim) {
+      offsets.push_back(corner >> dim & 1);
+    }
+    tensor["chunks"].push_back(
+        {{"file", 0}, {"offsets", offsets}, {"sizes", std::vector<int>(kDims, 1)}});
+  }
+  EXPECT_ERROR(parse_manifest(Sealed(root), "m"),
+               "tensor 'head.weight': its 8192 chunks take more than 40000000 comparisons");
+}
+
+TEST(HostileShards, AreRefusedByTheirOffsets) {
+  for (const auto& [info, error] :
+       {std::pair{R"({"w":{"saved_offsets":[-1]}})", "its saved_offsets holds -1"},
+        {R"({"w":{"saved_offsets":[0.5]}})", "its saved_offsets holds 0.5"},
+        {R"({"w":{"saved_offsets":[9223372036854775807]}})", "begins at 9223372036854775807"},
+        {R"({"w":{"saved_offsets":[18446744073709551615]}})", "which is too large"},
+        {R"({"w":{"saved_offsets":[0,0]}})", "has other dimensions"},
+        {R"({"w":{"saved_offsets":{}}})", "its saved_offsets is not a list"},
+        {R"({"w":[]})", "DCP_SHARDING_INFO"},
+        {R"({})", "lacks tensor 'w'"},
+        {R"([])", "does not begin with '{'"},
+        {R"({"w":{"saved_offsets":[3]}})", "its chunks have 2 elements, not 5"}}) {
+    const TemporaryFolder dir;
+    SafetensorsWriter writer(dir / "shard-00000-model-00001-of-00001.safetensors",
+                             {{"w", at::kFloat, {2}}}, {{"DCP_SHARDING_INFO", info}});
+    writer.write("w", at::ones({2}));
+    writer.finish();
+    EXPECT_ERROR(compare_steps(dir.path(), dir.path()), dir.path().string(), error);
+  }
+}
+
+}  // namespace
+namespace {
+
+using testing::ErrorsOfRanks;
+using testing::TemporaryFolder;
+using Names = std::vector<std::string>;
+
+struct Schedule final : Stateful {
+  explicit Schedule(double factor) : factor(factor) {}
+  nlohmann::json state_dict() const override { return {{"factor", factor}}; }
+  void load_state_dict(const nlohmann::json& state) override { factor = state.at("factor"); }
+  double factor;
+};
+
+StateDict with_objects(nn::ModuleBase& model, NamedStateful stateful, NamedRankStates ranks = {}) {
+  return {.model = model, .stateful = std::move(stateful), .rank_states = std::move(ranks)};
+}
+
+std::unique_ptr<Net> net_on(Rank& rank, int add = 0) {
+  auto net = std::make_unique<Net>();
+  Tensors values = Values();
+  for (auto& [name, tensor] : values) {
+    tensor = tensor + add;
+  }
+  Distribute(*net, rank.mesh({rank.size(), 1}, {"dp", "tp"}), values);
+  return net;
+}
+
+TEST(Objects, AreSavedByRank0AndLoadedOnAllRanks) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    const auto net = net_on(rank);
+    Schedule schedule(0.25 + rank.rank());
+    SaveFuture pending =
+        async_save(*rank.world(), dir.path(), 1, with_objects(*net, {{"schedule", &schedule}}));
+    schedule.factor = 7;  // the next step's
+    pending.wait();
+    load(*rank.world(), dir.path(), with_objects(*net, {{"schedule", &schedule}}));
+    EXPECT_EQ(schedule.factor, 0.25);
+  });
+  EXPECT_CONTAINS(describe_step(dir / "step-00000001"), R"(object "schedule" {"factor":0.25})");
+}
+
+TEST(Objects, ChangeNothingWhenMissingUnexpectedOrUnfit) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    Schedule schedule(1);
+    save(*rank.world(), dir.path(), 1, with_objects(*net_on(rank), {{"schedule", &schedule}}));
+  });
+  const auto errors = [&](const NamedStateful& objects) {
+    const auto all = ErrorsOfRanks(2, [&](Rank& rank) {
+      const auto net = net_on(rank, 9);
+      const Tensors before = LocalValues(*net);
+      try {
+        load(*rank.world(), dir.path(), with_objects(*net, objects));
+      } catch (const Error&) {
+        ExpectEqual(LocalValues(*net), before);
+        throw;
+      }
+    });
+    EXPECT_EQ(all[0], all[1]);
+    return all[0];
+  };
+  Schedule other(2);
+  EXPECT_CONTAINS(errors({{"other", &other}}), "missing: other; unexpected: schedule");
+  struct Strict final : Stateful {
+    nlohmann::json state_dict() const override { return {}; }
+    void load_state_dict(const nlohmann::json& state) override { state.at("rate"); }
+  } strict;
+  EXPECT_CONTAINS(errors({{"schedule", &strict}}),
+                  "the state of 'schedule' in the checkpoint cannot be taken: ", "'rate'");
+  RunRanks(1, [&](Rank& rank) {
+    const auto net = net_on(rank);
+    const auto load_other = [&](const LoadOptions& options) {
+      return load(*rank.world(), dir.path(), with_objects(*net, {{"other", &other}}), options);
+    };
+    EXPECT_EQ(load_other({.partial = true}).missing, Names{"other"});
+    EXPECT_TRUE(load_other({.exclude = {"other", "sch*"}}).missing.empty());
+    EXPECT_EQ(other.factor, 2);
+  });
+}
+
+TEST(Objects, NeedUniqueNamesAndStatesThatJsonCanHold) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    const auto net = net_on(rank);
+    Schedule one(1), infinite(std::numeric_limits<double>::infinity());
+    PerRank<int> count(0, sum_of<int>);
+    const auto save_them = [&](const NamedStateful& stateful, const NamedRankStates& ranks) {
+      save(*rank.world(), dir.path(), 1, with_objects(*net, stateful, ranks));
+    };
+    EXPECT_ERROR(save_them({{"a", &one}}, {{"a", &count}}), "two objects named 'a'");
+    EXPECT_ERROR(save_them({{"", &one}}, {}), "one without a name");
+    EXPECT_ERROR(save_them({{"\xff", &one}}, {}), "the name of an object would be read as other");
+    EXPECT_ERROR(save_them({{"a", &infinite}}, {}), "the state of 'a' would be read as other");
+  });
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+    PerRank<int> count(0, sum_of<int>);
+    const std::string name = rank.rank() == 0 ? "count" : "counts";
+    save(*rank.world(), dir.path(), 1, with_objects(*net_on(rank), {}, {{name, &count}}));
+  });
+  EXPECT_CONTAINS(errors[0], "ranks 1 have another model, optimizer or objects than rank 0");
+}
+
+/// What ranks have after a load of what three ranks saved as 1, 10 and 100.
+std::vector<int> counts_on(int ranks) {
+  const TemporaryFolder dir;
+  RunRanks(3, [&](Rank& rank) {
+    PerRank<int> count(0, sum_of<int>);
+    count.value = std::vector<int>{1, 10, 100}[static_cast<std::size_t>(rank.rank())];
+    save(*rank.world(), dir.path(), 1, with_objects(*net_on(rank), {}, {{"count", &count}}));
+    EXPECT_EQ(count.value, std::vector<int>({1, 10, 100})[static_cast<std::size_t>(rank.rank())]);
+  });
+  std::vector<int> counts(static_cast<std::size_t>(ranks));
+  RunRanks(ranks, [&](Rank& rank) {
+    PerRank<int> count(0, sum_of<int>);
+    count.value = 5;
+    load(*rank.world(), dir.path(), with_objects(*net_on(rank), {}, {{"count", &count}}));
+    counts[static_cast<std::size_t>(rank.rank())] = count.value;
+  });
+  return counts;
+}
+
+TEST(RankStates, AreLoadedOnTheirRanksOrMergedOnRank0) {
+  EXPECT_EQ(counts_on(3), (std::vector<int>{1, 10, 100}));
+  EXPECT_EQ(counts_on(1), (std::vector<int>{111}));
+  EXPECT_EQ(counts_on(4), (std::vector<int>{111, 0, 0, 0}));
+}
+
+TEST(RankStates, AreResetWhereNotSaved) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1);  // as older versions have written them
+  EXPECT_FALSE(testing::ReadFile(dir / "step-00000001/manifest.json").find("rank_states") !=
+               std::string::npos);
+  RunRanks(2, [&](Rank& rank) {
+    PerRank<int> count(3, sum_of<int>), kept(3, sum_of<int>);
+    count.value = kept.value = 8;
+    const LoadReport report =
+        load(*rank.world(), dir.path(),
+             with_objects(*net_on(rank), {}, {{"count", &count}, {"kept", &kept}}),
+             {.exclude = {"optimizer.**", "kept"}});
+    EXPECT_EQ(count.value, 3);
+    EXPECT_EQ(kept.value, 8);
+    EXPECT_EQ(report.missing, Names{"count"});
+  });
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

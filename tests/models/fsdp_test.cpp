@@ -1,0 +1,280 @@
+// A Llama under FSDP: numbers, memory, and gathers that are late.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <tuple>
+
+#include "models/llama_run.h"
+#include "tessera/models/parallelize.h"
+#include "testing/lateness.h"
+#include "testing/memory/memory_scope.h"
+#include "testing/ranks.h"
+
+namespace tessera::models {
+namespace {
+
+using testing::Rank;
+using testing::RunRanks;
+
+/// How parameters are split over the data-parallel ranks.
+struct Sharding {
+  const char* name;
+  std::int64_t replicas, dp;
+  bool reshard_after_forward = true;
+  std::int64_t post_forward_mesh_size = 1;
+};
+
+/// Further options that it is combined with.
+struct Extra {
+  const char* name;
+  std::int64_t tp = 1;
+  std::int64_t accumulate = 1;
+  ActivationMemory activations = ActivationMemory::kAll;
+  bool offload = false;
+};
+
+using Case = std::tuple<Sharding, Extra>;
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).name;
+}
+
+DeviceMesh mesh_of(Rank& rank, const Sharding& sharding, const Extra& extra) {
+  if (sharding.replicas == 1) {
+    return rank.mesh({sharding.dp, extra.tp}, {"dp", "tp"});
+  }
+  return rank.mesh({sharding.replicas, sharding.dp, extra.tp}, {"dp_replicate", "dp", "tp"});
+}
+
+ParallelOptions options_of(const Sharding& sharding, const Extra& extra) {
+  ParallelOptions options{.fsdp = {.reshard_after_forward = sharding.reshard_after_forward,
+                                   .post_forward_mesh_size = sharding.post_forward_mesh_size},
+                          .activations = extra.activations};
+  if (extra.offload) {
+    options.fsdp.offload_policy.emplace();
+  }
+  return options;
+}
+
+class FsdpParity : public ::testing::TestWithParam<Case> {};
+
+TEST_P(FsdpParity, TrainsAsOneRankDoes) {
+  const Sharding sharding = std::get<0>(GetParam());
+  const Extra extra = std::get<1>(GetParam());
+  const Outcome expected = train_alone(kOddShape);
+  const std::int64_t parts = sharding.replicas * sharding.dp;
+  RunRanks(static_cast<int>(parts * extra.tp), [&](Rank& rank) {
+    const DeviceMesh mesh = mesh_of(rank, sharding, extra);
+    const auto model = make_llama(kOddShape);
+    parallelize(*model, mesh, options_of(sharding, extra));
+    const DeviceMesh data = data_mesh(mesh).flatten();
+    const StrictScope strict;
+    const Outcome outcome = train(*model, kOddShape,
+                                  {.part = data.local_rank(),
+                                   .parts = parts,
+                                   .accumulate = extra.accumulate,
+                                   .reduce_each = sharding.reshard_after_forward});
+    expect_near(outcome, expected, data);
+  });
+}
+
+// Neither 60 rows nor 37 nor 61 divide by any of these, nor do 30 of a tensor-parallel half.
+constexpr Sharding kZero2{"Zero2", 1, 4, false};
+constexpr Sharding kZero3{"Zero3", 1, 4};
+constexpr Sharding kNeighbours{"Hpz", 1, 4, true, 2};
+constexpr Sharding kHybrid{"Hsdp", 2, 3};
+constexpr Sharding kHybridZero2{"HsdpZero2", 2, 3, false};
+
+constexpr Extra kExtras[] = {
+    {.name = "plain"},
+    {.name = "tp", .tp = 2},
+    {.name = "ac", .activations = ActivationMemory::kInputs},
+    {.name = "offload", .offload = true},
+    {.name = "accumulation", .accumulate = 2},
+    {.name = "tp_ac", .tp = 2, .activations = ActivationMemory::kInputs},
+    {.name = "all",
+     .tp = 2,
+     .accumulate = 2,
+     .activations = ActivationMemory::kMatmuls,
+     .offload = true},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, FsdpParity,
+                         ::testing::Combine(::testing::Values(kZero2, kZero3, kNeighbours, kHybrid,
+                                                              kHybridZero2),
+                                            ::testing::ValuesIn(kExtras)),
+                         name_of);
+
+}  // namespace
+namespace {
+
+using testing::Rank;
+using testing::RunRanks;
+
+std::int64_t local_bytes(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
+}
+
+/// Bytes of gradients and of AdamW's moments on this rank, after a step.
+std::int64_t bytes_of_step(Llama& model, const Part& part) {
+  const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
+  optim::AdamW optimizer(slots, {});
+  accumulate(model, kOddShape, part, 0);
+  std::int64_t bytes = 0;
+  for (const auto& slot : slots) {
+    bytes += local_bytes(slot->persistent().grad());
+  }
+  optimizer.step();
+  for (const auto& state : optimizer.state()) {
+    if (state.name != "step") {
+      bytes += local_bytes(state.tensor);
+    }
+  }
+  return bytes;
+}
+
+std::int64_t bytes_on(Rank& rank, std::int64_t replicas, std::int64_t dp) {
+  const auto model = make_llama(kOddShape);
+  parallelize(*model, rank.mesh({replicas, dp, 1}, {"dp_replicate", "dp", "tp"}),
+              {.fsdp = {.reshard_after_forward = false}});
+  return bytes_of_step(*model, {.part = rank.rank(), .parts = rank.size()});
+}
+
+TEST(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas) {
+  RunRanks(4, [](Rank& rank) {
+    const std::int64_t replicated = bytes_on(rank, 4, 1);
+    const std::int64_t sharded = bytes_on(rank, 1, 4);
+    const ParameterCount count = count_parameters(parse_config(kOddShape.config, "test"));
+    EXPECT_EQ(replicated, count.total * 3 * 4);
+    // A quarter and at most a row of each parameter: none here has more than 61 rows.
+    EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
+  });
+}
+
+/// Two thirds of it are the embedding and the head.
+constexpr Shape kWideShape{
+    R"({"vocab_size": 1009, "hidden_size": 60, "intermediate_size": 120, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
+    4, 9};
+
+/// The most that a step allocates on this rank beside what it began with.
+std::int64_t peak_of_step(Rank& rank, bool with_units) {
+  const auto model = make_llama(kWideShape);
+  const DeviceMesh mesh = rank.mesh({4, 1}, {"dp", "tp"});
+  if (with_units) {
+    parallelize(*model, mesh, {});
+  } else {
+    for (nn::ModuleBase* block : model->blocks()) {
+      fsdp::fully_shard(*block, mesh["dp"]);
+    }
+    fsdp::fully_shard(*model, mesh["dp"]);
+  }
+  const Part part{.part = rank.rank(), .parts = rank.size()};
+  accumulate(*model, kWideShape, part, 0);  // the first step is not as the others
+  const testing::MemoryScope memory;
+  accumulate(*model, kWideShape, part, 1);
+  return memory.peak();
+}
+
+TEST(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce) {
+  RunRanks(4, [](Rank& rank) {
+    const std::int64_t together = peak_of_step(rank, false);
+    const std::int64_t apart = peak_of_step(rank, true);
+    const std::int64_t table = 1009 * 60 * 4;
+    EXPECT_LT(apart, together - table) << together << " bytes together, a table has " << table;
+  });
+}
+
+}  // namespace
+namespace {
+
+using nn::ModuleBase;
+using nn::TensorList;
+using testing::Lateness;
+using testing::Rank;
+using testing::RunRanks;
+using testing::Stage;
+
+/// How parameters are split over the data-parallel ranks of a mesh with tensor parallelism.
+struct DelayedRun {
+  const char* name;
+  std::int64_t replicas, dp, tp;
+  bool reshard_after_forward = true;
+  std::int64_t post_forward_mesh_size = 1;
+};
+
+/// After a block's forward, and before its backward.
+void delay_block(ModuleBase& block, Lateness& lateness) {
+  block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
+    lateness.pass(Stage::kForward);
+    outputs[0]->register_hook([&lateness](const at::Tensor&) { lateness.pass(Stage::kBackward); });
+  });
+}
+
+Outcome train_late(const Shape& shape, const DelayedRun& run, Lateness& lateness) {
+  const DeviceMesh mesh = init_device_mesh(lateness.world(), {run.replicas, run.dp, run.tp},
+                                           {"dp_replicate", "dp", "tp"});
+  const DeviceMesh used = run.replicas > 1 ? mesh : mesh[{"dp", "tp"}];
+  const auto model = make_llama(shape);
+  parallelize(*model, used,
+              {.fsdp = {.reshard_after_forward = run.reshard_after_forward,
+                        .post_forward_mesh_size = run.post_forward_mesh_size}});
+  for (ModuleBase* block : model->blocks()) {
+    delay_block(*block, lateness);
+  }
+  const DeviceMesh data = data_mesh(used).flatten();
+  return train(*model, shape,
+               {.part = data.local_rank(), .parts = data.size(), .before_step = [&lateness] {
+                  lateness.pass(Stage::kStep);
+                }});
+}
+
+using DelayedCase = std::tuple<DelayedRun, Stage>;
+
+class FsdpDelays : public ::testing::TestWithParam<DelayedCase> {};
+
+TEST_P(FsdpDelays, ChangeNoBit) {
+  const auto& [run, stage] = GetParam();
+  Shape shape = kOddShape;
+  shape.steps = 1;
+  RunRanks(static_cast<int>(run.replicas * run.dp * run.tp),
+           [&, run = run, stage = stage](Rank& rank) {
+             constexpr std::chrono::milliseconds kDelay(100);
+             Lateness none(rank, Stage::kNone, kDelay), lateness(rank, stage, kDelay);
+             const Outcome prompt = train_late(shape, run, none);
+             const Outcome late = train_late(shape, run, lateness);
+             EXPECT_GE(lateness.passed(), 1);
+             EXPECT_EQ(prompt.losses, late.losses);
+             EXPECT_EQ(prompt.norms, late.norms);
+             for (std::size_t i = 0; i < prompt.parameters.size(); ++i) {
+               EXPECT_TRUE(prompt.gradients[i].equal(late.gradients[i])) << prompt.names[i];
+               EXPECT_TRUE(prompt.parameters[i].equal(late.parameters[i])) << prompt.names[i];
+             }
+           });
+}
+
+constexpr Stage kEveryStage[] = {Stage::kForward, Stage::kBackward, Stage::kAllGather,
+                                 Stage::kReduceScatter, Stage::kStep};
+
+std::string name_of_delay(const ::testing::TestParamInfo<DelayedCase>& info) {
+  return std::string(std::get<0>(info.param).name) + "_" + to_string(std::get<1>(info.param));
+}
+
+constexpr DelayedRun kDelayedHybrid{"Hsdp", 2, 2, 2};
+
+INSTANTIATE_TEST_SUITE_P(Stages, FsdpDelays,
+                         ::testing::Combine(::testing::Values(DelayedRun{"Zero2", 1, 2, 2, false},
+                                                              DelayedRun{"Zero3", 1, 2, 2},
+                                                              DelayedRun{"Hpz", 1, 4, 2, true, 2},
+                                                              kDelayedHybrid),
+                                            ::testing::ValuesIn(kEveryStage)),
+                         name_of_delay);
+INSTANTIATE_TEST_SUITE_P(AllReduce, FsdpDelays,
+                         ::testing::Combine(::testing::Values(kDelayedHybrid),
+                                            ::testing::Values(Stage::kAllReduce)),
+                         name_of_delay);
+
+}  // namespace
+}  // namespace tessera::models

@@ -1,0 +1,411 @@
+// A Llama with documents, split sequences, few key-value heads, and in generation, compared with
+// one rank.
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "models/llama_run.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/models/llama.h"
+#include "tessera/models/parallelize.h"
+#include "tessera/nn/initialization.h"
+#include "testing/errors.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+
+namespace tessera::models {
+namespace {
+
+using testing::Rank;
+using testing::RunRanks;
+
+constexpr Shape kPacked{
+    R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
+        "attention_bias": true})",
+    3, 12};
+/// Lengths of documents, by sequence.
+const std::vector<std::vector<std::int64_t>> kLengths{{5, 1, 6}, {12}, {1, 1, 10}};
+
+struct PackedRun {
+  std::int64_t tp = 1;
+  std::int64_t window = 0;
+  ActivationMemory activations = ActivationMemory::kAll;
+};
+
+std::shared_ptr<Llama> make_packed_llama(const PackedRun& run) {
+  LlamaConfig config = parse_config(kPacked.config, "test");
+  config.sliding_window = run.window;
+  const auto model = std::make_shared<Llama>(config, kPacked.sequence);
+  nn::init_weights(*model, 7);
+  model->to(c10::kDouble);
+  return model;
+}
+
+at::Tensor packed_tokens() {
+  return tokens_of(kPacked, 61, 0, 0, kPacked.batch).slice(1, 0, -1);
+}
+
+/// Gradients of the summed loss of all documents, one call each.
+std::shared_ptr<Llama> trained_by_document(const PackedRun& run) {
+  const auto model = make_packed_llama(run);
+  const at::Tensor tokens = packed_tokens();
+  for (std::size_t row = 0; row < kLengths.size(); ++row) {
+    std::int64_t begin = 0;
+    for (const std::int64_t length : kLengths[row]) {
+      const at::Tensor own = tokens[static_cast<std::int64_t>(row)].narrow(0, begin, length);
+      tensor_parallel::cross_entropy((*model)(own.unsqueeze(0)), own).mul(length).backward();
+      begin += length;
+    }
+  }
+  return model;
+}
+
+at::Tensor packed_positions() {
+  std::vector<at::Tensor> rows;
+  for (const std::vector<std::int64_t>& lengths : kLengths) {
+    std::vector<at::Tensor> row;
+    for (const std::int64_t length : lengths) {
+      row.push_back(at::arange(length, c10::kLong));
+    }
+    rows.push_back(at::cat(row));
+  }
+  return at::stack(rows);
+}
+
+class PackedDocuments : public ::testing::TestWithParam<PackedRun> {};
+
+TEST_P(PackedDocuments, HaveTheGradientsOfEachByItself) {
+  const PackedRun& run = GetParam();
+  const auto gradients = testing::gradients_of(*trained_by_document(run));
+  RunRanks(static_cast<int>(run.tp), [&](Rank& rank) {
+    const auto model = make_packed_llama(run);
+    parallelize(*model, rank.mesh({1, run.tp}, {"dp", "tp"}), {.activations = run.activations});
+    const StrictScope strict;
+    const at::Tensor tokens = packed_tokens();
+    tensor_parallel::cross_entropy(
+        (*model)(tokens, static_cast<KvCache*>(nullptr), packed_positions()), tokens.flatten())
+        .mul(tokens.numel())
+        .backward();
+    testing::expect_gradients(*model, gradients, 1, 1e-10, 1e-10);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Runs, PackedDocuments,
+                         ::testing::Values(PackedRun{}, PackedRun{1, 4}, PackedRun{2},
+                                           PackedRun{2, 4, ActivationMemory::kMatmuls},
+                                           PackedRun{2, 0, ActivationMemory::kInputs}));
+
+/// Counts the tensors that have a row of the sequence for each token.
+struct MaskCounter final : OperatorMode {
+  explicit MaskCounter(std::int64_t tokens) : least(tokens * tokens) {}
+  Results call(const Operator&, const std::function<Results()>& run) override {
+    Results results = run();
+    for (const c10::IValue& result : results) {
+      count += result.isTensor() && result.toTensor().numel() >= least ? 1 : 0;
+    }
+    return results;
+  }
+  std::int64_t least;
+  int count = 0;
+};
+
+TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
+  LlamaConfig config = parse_config(kPacked.config, "test");
+  for (const std::int64_t window : {0, 20}) {
+    config.sliding_window = window;
+    Llama model(config, 400);
+    nn::init_weights(model, 7);
+    const at::Tensor tokens = at::randint(61, {1, 400}, c10::kLong);
+    const at::Tensor positions = at::arange(400, c10::kLong).remainder(130).unsqueeze(0);
+    MaskCounter masks(400);
+    const OperatorModeScope scope(masks);
+    model(tokens).sum().backward();
+    model(tokens, static_cast<KvCache*>(nullptr), positions).sum().backward();
+    EXPECT_EQ(masks.count, 0) << "with a window of " << window;
+  }
+}
+
+}  // namespace
+namespace {
+
+using testing::Rank;
+using testing::RunRanks;
+
+// 24 tokens are chunks of 6, 4 and 3 on 2, 3 and 4 ranks; over tp little divides.
+constexpr Shape kSplitShape{
+    R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
+        "attention_bias": true, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+        "max_position_embeddings": 16})",
+    6, 24};
+
+/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how they compute.
+struct SplitMesh {
+  std::int64_t replicas, dp, cp, tp;
+  bool sequence_parallel = true;
+  ActivationMemory activations = ActivationMemory::kAll;
+  std::int64_t window = 0;
+  bool documents = false;
+  bool in_parts = false;  ///< head and loss
+};
+
+std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
+  LlamaConfig config = parse_config(kSplitShape.config, "test");
+  config.sliding_window = c.window;
+  if (c.documents) {
+    config.rope.scaling = {};
+  }
+  const auto model = std::make_shared<Llama>(config, kSplitShape.sequence);
+  nn::init_weights(*model, 7);
+  model->to(c10::kDouble);
+  return model;
+}
+
+/// A document begins every 7 tokens, in each row elsewhere.
+at::Tensor document_positions(std::int64_t first, std::int64_t last) {
+  std::vector<at::Tensor> rows;
+  for (std::int64_t row = first; row < last; ++row) {
+    rows.push_back((at::arange(kSplitShape.sequence, c10::kLong) + row % 7).remainder(7));
+  }
+  return at::stack(rows);
+}
+
+/// Backward of the mean loss of rows [first, last), of this rank's tokens in them; that loss.
+double step_of_rows(Llama& model, const SplitMesh& c, std::int64_t first, std::int64_t last) {
+  const at::Tensor tokens = tokens_of(kSplitShape, model.config().vocab_size, 0, first, last);
+  at::Tensor inputs = tokens.slice(1, 0, -1), targets = tokens.slice(1, 1);
+  if (const auto& split = model.context_parallel()) {
+    inputs = split->shard(inputs, 1);
+    targets = split->shard(targets, 1);
+  }
+  const at::Tensor positions = c.documents ? document_positions(first, last) : at::Tensor();
+  const at::Tensor loss =
+      c.in_parts ? model(inputs, HeadLoss{targets.flatten(), {.chunks = 3}, positions})
+                 : tensor_parallel::cross_entropy(
+                       model(inputs, static_cast<KvCache*>(nullptr), positions), targets.flatten());
+  loss.backward();
+  return loss.item<double>();
+}
+
+DeviceMesh split_mesh(const Rank& rank, const SplitMesh& c) {
+  return c.replicas > 1
+             ? rank.mesh({c.replicas, c.dp, c.cp, c.tp}, {"dp_replicate", "dp", "cp", "tp"})
+             : rank.mesh({c.dp, c.cp, c.tp}, {"dp", "cp", "tp"});
+}
+
+class SplitSequencesOn : public ::testing::TestWithParam<SplitMesh> {};
+
+TEST_P(SplitSequencesOn, HaveTheLossAndGradientsOfOneRank) {
+  const SplitMesh& c = GetParam();
+  const auto alone = make_split_llama(c);
+  const double loss = step_of_rows(*alone, c, 0, kSplitShape.batch);
+  RunRanks(static_cast<int>(c.replicas * c.dp * c.cp * c.tp), [&](Rank& rank) {
+    const DeviceMesh mesh = split_mesh(rank, c);
+    const auto model = make_split_llama(c);
+    parallelize(*model, mesh,
+                {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
+    const StrictScope strict;
+    const DeviceMesh batches = batch_mesh(mesh).flatten();
+    const std::int64_t rows = kSplitShape.batch / batches.size();
+    const std::int64_t first = batches.local_rank() * rows;
+    at::Tensor mean = at::full({1}, step_of_rows(*model, c, first, first + rows), c10::kDouble);
+    data_mesh(mesh).flatten().group().all_reduce(mean, ReduceOp::kAvg)->wait();
+    EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
+    testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, SplitSequencesOn,
+    ::testing::Values(SplitMesh{1, 1, 2, 1}, SplitMesh{1, 1, 3, 1},
+                      SplitMesh{1, 1, 4, 1, true, ActivationMemory::kInputs},
+                      SplitMesh{1, 1, 2, 2, false}, SplitMesh{1, 1, 3, 2},
+                      SplitMesh{1, 1, 4, 2, true, ActivationMemory::kMatmuls},
+                      SplitMesh{1, 2, 2, 2, true, ActivationMemory::kAll, 5},
+                      SplitMesh{1, 1, 2, 4, true, ActivationMemory::kInputs, 0, true},
+                      SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
+                      SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true}));
+
+TEST(SplitSequences, AreRefusedWithACache) {
+  RunRanks(2, [](Rank& rank) {
+    const SplitMesh c{1, 1, 2, 1};
+    const auto model = make_split_llama(c);
+    parallelize(*model, split_mesh(rank, c), {});
+    KvCache cache = model->new_cache(8);
+    EXPECT_ERROR((*model)(at::arange(8).view({1, 8}), &cache), "cache", "context parallelism");
+    EXPECT_ERROR((*model)(at::arange(7).view({1, 7})), "14 tokens", "multiple of 4");
+  });
+}
+
+}  // namespace
+namespace {
+
+using testing::full_tensor;
+using testing::Rank;
+using testing::RunRanks;
+
+constexpr Shape kTwoKvHeads{
+    R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
+        "attention_bias": true})",
+    2, 9};
+
+std::shared_ptr<Llama> make_double() {
+  const auto model = make_llama(kTwoKvHeads);
+  model->to(c10::kDouble);
+  return model;
+}
+
+TEST(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank) {
+  const auto alone = make_llama(kTwoKvHeads);
+  RunRanks(4, [&](Rank& rank) {
+    const auto model = testing::made_on_meta<Llama>(alone->config(), kTwoKvHeads.sequence);
+    parallelize(*model, rank.mesh({1, 4}, {"dp", "tp"}), {});
+    nn::to_empty(*model, c10::kCPU);
+    nn::init_weights(*model, 7);
+    const auto expected = alone->named_slots();
+    std::size_t i = 0;
+    for (const auto& [name, slot] : model->named_slots()) {
+      EXPECT_TRUE(at::equal(full_tensor(slot->persistent()), expected[i++].second->get().detach()))
+          << name;
+    }
+  });
+}
+
+/// Sizes of the mesh ("dp", "tp"), and what is kept for backward.
+struct KvMesh {
+  std::int64_t dp, tp;
+  bool sequence_parallel;
+  ActivationMemory activations = ActivationMemory::kAll;
+};
+
+class FewKeyValueHeadsOn : public ::testing::TestWithParam<KvMesh> {};
+
+TEST_P(FewKeyValueHeadsOn, HaveTheGradientsOfOneRank) {
+  const KvMesh& c = GetParam();
+  const auto alone = make_double();
+  const double loss = accumulate(*alone, kTwoKvHeads, {}, 0);
+  RunRanks(static_cast<int>(c.dp * c.tp), [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({c.dp, c.tp}, {"dp", "tp"});
+    const auto model = make_double();
+    parallelize(*model, mesh,
+                {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
+    const StrictScope strict;
+    const Part part{.part = mesh["dp"].local_rank(), .parts = c.dp};
+    at::Tensor mean = at::full({1}, accumulate(*model, kTwoKvHeads, part, 0), c10::kDouble);
+    if (c.dp > 1) {
+      mesh["dp"].group().all_reduce(mean, ReduceOp::kAvg)->wait();
+    }
+    EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
+    testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, FewKeyValueHeadsOn,
+                         ::testing::Values(KvMesh{1, 4, true}, KvMesh{1, 8, false},
+                                           KvMesh{2, 4, true, ActivationMemory::kInputs}));
+
+}  // namespace
+namespace {
+
+LlamaConfig SmallConfig() {
+  return parse_config(R"({"vocab_size": 61, "hidden_size": 64, "intermediate_size": 40,
+                          "num_hidden_layers": 2, "num_attention_heads": 4,
+                          "num_key_value_heads": 4, "initializer_range": 0.1})",
+                      "test");
+}
+
+class Generation : public ::testing::Test {
+ protected:
+  Generation() : model_(SmallConfig(), 32) { nn::init_weights(model_, 7); }
+
+  c10::NoGradGuard no_grad_;
+  Llama model_;
+};
+
+TEST_F(Generation, CachedLogitsEqualThoseOfTheWholeSequence) {
+  const at::Tensor tokens = at::randint(61, {1, 12}, c10::kLong);
+  const at::Tensor whole = model_(tokens);
+  KvCache cache = model_.new_cache(12);
+  const at::Tensor prompt = model_(tokens.slice(1, 0, 5), &cache);
+  EXPECT_TRUE(at::allclose(prompt[0], whole[4], 1e-5, 1e-5));
+  for (std::int64_t i = 5; i < 12; ++i) {
+    const at::Tensor next = model_(tokens.slice(1, i, i + 1), &cache);
+    EXPECT_TRUE(at::allclose(next[0], whole[i], 1e-5, 1e-5)) << "token " << i;
+  }
+  EXPECT_ERROR(model_(tokens.slice(1, 0, 1), &cache), "position 13 was asked for, but the cache");
+}
+
+TEST_F(Generation, RefusesPositionsBeyondItsTables) {
+  EXPECT_ERROR(model_(at::randint(61, {1, 33}, c10::kLong)), "position 33 was asked for");
+}
+
+TEST_F(Generation, RefusesSeveralTokensAfterThePrompt) {
+  KvCache cache = model_.new_cache(8);
+  model_(at::randint(61, {1, 4}, c10::kLong), &cache);
+  EXPECT_ERROR(model_(at::randint(61, {1, 2}, c10::kLong), &cache),
+               "2 tokens were given to a filled cache");
+}
+
+TEST_F(Generation, RefusesAnotherNumberOfTextsThanTheCacheIsFor) {
+  KvCache cache = model_.new_cache(8, {0, 2});
+  EXPECT_ERROR(model_(at::randint(61, {3, 4}, c10::kLong), &cache),
+               "tokens of 3 texts were given to a cache for 2");
+}
+
+class BatchedGeneration : public ::testing::TestWithParam<std::int64_t> {};
+
+TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
+  const c10::NoGradGuard no_grad;
+  LlamaConfig config = SmallConfig();
+  config.sliding_window = GetParam();
+  Llama model(config, 32);
+  nn::init_weights(model, 7);
+  const std::int64_t longest = 7, steps = 9;
+  const std::vector<std::int64_t> padding{5, 0, 2};
+  const at::Tensor tokens = at::randint(61, {3, longest + steps}, c10::kLong);
+  KvCache cache = model.new_cache(longest + steps, padding);
+  at::Tensor logits = model(tokens.slice(1, 0, longest), &cache);
+  for (std::int64_t end = longest;; ++end) {
+    for (std::int64_t i = 0; i < 3; ++i) {
+      const at::Tensor alone =
+          model(tokens.slice(0, i, i + 1).slice(1, padding[static_cast<std::size_t>(i)], end))[-1];
+      EXPECT_TRUE(at::allclose(logits[i], alone, 1e-4, 1e-5)) << "text " << i << ", " << end;
+    }
+    if (end == longest + steps) {
+      break;
+    }
+    logits = model(tokens.slice(1, end, end + 1), &cache);
+  }
+}
+
+// Without a window; with one that lets padding go while texts grow, or at once.
+INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
+
+TEST(Dropout, IsForTrainingOnly) {
+  const c10::NoGradGuard no_grad;
+  Llama plain(SmallConfig(), 32);
+  Llama dropping(SmallConfig(), 32, /*dropout=*/0.5);
+  for (Llama* model : {&plain, &dropping}) {
+    nn::init_weights(*model, 7);
+  }
+  const at::Tensor tokens = at::randint(61, {2, 12}, c10::kLong);
+  const at::Tensor want = plain(tokens);
+  EXPECT_FALSE(at::allclose(dropping(tokens), want));
+  dropping.eval();
+  EXPECT_TRUE(at::equal(dropping(tokens), want));
+}
+
+}  // namespace
+}  // namespace tessera::models

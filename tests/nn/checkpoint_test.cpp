@@ -1,0 +1,598 @@
+// Activation checkpointing: the choice of modules, checkpoint(), and its recomputation.
+
+#include "tessera/nn/checkpoint.h"
+#include "nn/graphs.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "testing/distributed.h"
+#include "testing/errors.h"
+#include "testing/memory/allocated_bytes.h"
+
+namespace tessera::nn {
+namespace {
+
+using testing::Counted;
+using testing::leaf;
+
+struct Block : Module<Block> {
+  at::Tensor forward(const at::Tensor& x) { return x + (*dropout)(at::gelu((*linear)(x))); }
+  Child<Linear> linear{*this, "linear", 6, 6};
+  Child<Dropout> dropout{*this, "dropout", 0.3};
+};
+
+class Stack : public Module<Stack> {
+ public:
+  explicit Stack(int depth) {
+    auto list = register_module("layers", std::make_shared<ModuleList>());
+    for (int i = 0; i < depth; ++i) {
+      layers.push_back(list->push_back(std::make_shared<Block>()));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : layers) {
+      x = (*layer)(x);
+    }
+    return x;
+  }
+  std::vector<std::shared_ptr<Block>> layers;
+};
+
+std::shared_ptr<Stack> stack(int depth) {
+  auto made = std::make_shared<Stack>(depth);
+  init_weights(*made, 7);
+  return made;
+}
+
+std::vector<at::Tensor> gradients(Stack& model) {
+  model(leaf({4, 6}, 1)).square().sum().backward();
+  std::vector<at::Tensor> found;
+  for (const auto& [name, slot] : model.named_slots()) {
+    found.push_back(slot->get().grad());
+  }
+  return found;
+}
+
+TEST(ActivationCheckpointing, ChangesNoBitOfTheGradients) {
+  const auto plain = stack(3), checkpointed = stack(3);
+  apply_activation_checkpointing(*checkpointed, {.select = of_class<Block>()});
+  const auto expected = gradients(*plain), found = gradients(*checkpointed);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::equal(expected[i], found[i]));
+  }
+}
+
+TEST(ActivationCheckpointing, TakesEveryNthModule) {
+  Counted counted;
+  const auto model = stack(5);
+  const auto applied = apply_activation_checkpointing(
+      *model, {.select = named("layers.*"), .every = 2, .options = counted.options});
+  EXPECT_EQ(applied, (std::vector<std::string>{"layers.0", "layers.2", "layers.4"}));
+  gradients(*model);
+  EXPECT_EQ(counted->regions, 3);
+  EXPECT_EQ(counted->recomputations, 3);
+}
+
+/// One block under two names.
+class Twice : public Module<Twice> {
+ public:
+  Twice() {
+    block = register_module("first", std::make_shared<Block>());
+    register_module("second", block);
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*block)((*block)(x)); }
+  std::shared_ptr<Block> block;
+};
+
+TEST(ActivationCheckpointing, FindsASharedModuleByEachOfItsNames) {
+  for (const std::string name : {"first", "second"}) {
+    Twice model;
+    EXPECT_EQ(apply_activation_checkpointing(model, {.select = named(name)}),
+              std::vector<std::string>{name});
+  }
+}
+
+TEST(ActivationCheckpointing, LeavesModulesAloneThatAreCheckpointed) {
+  Counted counted;
+  const auto model = stack(3);
+  const ActivationCheckpointing what{.select = of_class<Block>(), .options = counted.options};
+  apply_activation_checkpointing(*model, what);
+  EXPECT_TRUE(apply_activation_checkpointing(*model, what).empty());
+  gradients(*model);
+  EXPECT_EQ(counted->regions, 3);
+}
+
+TEST(ActivationCheckpointing, RefusesToSelectNothing) {
+  const auto model = stack(1);
+  EXPECT_ERROR(apply_activation_checkpointing(*model, {.select = named("blocks.*")}),
+               "selects no module");
+}
+
+TEST(ActivationCheckpointing, RefusesAModuleThatHasNoForwardOrIsCheckpointed) {
+  const auto model = stack(1);
+  EXPECT_ERROR(apply_activation_checkpointing(*model, {.select = of_class<ModuleList>()}),
+               "no forward");
+  model->layers[0]->checkpoint_calls({});
+  EXPECT_ERROR(model->layers[0]->checkpoint_calls({}), "already");
+}
+
+TEST(ActivationCheckpointing, RepeatsTheHooksThatWereThereAndNotThoseThatCameLater) {
+  int inner = 0, outer = 0;
+  const auto model = stack(1);
+  Block& block = *model->layers[0];
+  block.add_forward_pre_hook([&](ModuleBase&, TensorList) { ++inner; });
+  block.checkpoint_calls({});
+  block.add_forward_pre_hook([&](ModuleBase&, TensorList) { ++outer; });
+  block.add_always_hook([&] { outer += 10; });
+  gradients(*model);
+  EXPECT_EQ(inner, 2);
+  EXPECT_EQ(outer, 11);
+}
+
+TEST(ActivationCheckpointing, RunsTheAlwaysHooksOfARecomputationThatStopsEarly) {
+  int depth = 0;
+  const auto model = stack(1);
+  Block& block = *model->layers[0];
+  block.add_forward_pre_hook([&](ModuleBase&, TensorList) { ++depth; });
+  block.add_always_hook([&] { --depth; });
+  block.checkpoint_calls({});
+  gradients(*model);
+  EXPECT_EQ(depth, 0);
+}
+
+TEST(ActivationCheckpointing, KeepsTheModuleAliveUntilBackward) {
+  auto model = stack(1);
+  apply_activation_checkpointing(*model, {.select = of_class<Block>()});
+  const at::Tensor x = leaf({4, 6}, 1);
+  const at::Tensor loss = (*model)(x).sum();
+  const std::weak_ptr<Block> block = model->layers[0];
+  model.reset();
+  loss.backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_TRUE(block.expired());
+}
+
+}  // namespace
+namespace {
+
+using testing::Counted;
+using testing::leaf;
+using testing::message_of;
+
+at::Tensor layer(const at::Tensor& x, const at::Tensor& weight) {
+  return at::gelu(x.mm(weight)).tanh();
+}
+
+/// Gradients of x and weight, of `run`'s result.
+template <class Run>
+std::pair<at::Tensor, at::Tensor> gradients(Run run) {
+  const at::Tensor x = leaf({5, 7}, 1), weight = leaf({7, 7}, 2);
+  run(x, weight).square().sum().backward();
+  return {x.grad(), weight.grad()};
+}
+
+TEST(Checkpoint, ChangesNoBitOfTheGradients) {
+  const auto plain = gradients(layer);
+  const auto again =
+      gradients([](const at::Tensor& x, const at::Tensor& w) { return checkpoint(layer, x, w); });
+  EXPECT_TRUE(at::equal(plain.first, again.first));
+  EXPECT_TRUE(at::equal(plain.second, again.second));
+}
+
+TEST(Checkpoint, TakesWhatTheFunctionCapturesAndArgumentsOfAnyKind) {
+  const at::Tensor x = leaf({3}, 1), y = leaf({3}, 2), weight = leaf({3}, 3);
+  const auto fn = [weight](std::pair<at::Tensor, int> a, std::optional<at::Tensor> b) {
+    return std::vector<at::Tensor>{(a.first * weight).exp() * a.second, *b * weight};
+  };
+  const auto results = checkpoint(fn, std::pair(x, 3), std::optional(y));
+  (results[0].sum() + results[1].sum()).backward();
+  const at::Tensor e = (x * weight).exp() * 3;
+  EXPECT_TRUE(at::allclose(weight.grad(), e * x + y));
+  EXPECT_TRUE(at::allclose(y.grad(), weight));
+}
+
+TEST(Checkpoint, RecomputesOnceABackward) {
+  Counted counted;
+  const at::Tensor x = leaf({4}, 1);
+  checkpoint(
+      counted.options, [](const at::Tensor& t) { return t.exp().sin() * t; }, x)
+      .sum()
+      .backward();
+  EXPECT_EQ(counted->regions, 1);
+  EXPECT_EQ(counted->recomputations, 1);
+  EXPECT_EQ(counted->packed, 4);  // exp's result, sin's argument, both of the product
+  EXPECT_EQ(counted->repacked, 4);
+}
+
+TEST(Checkpoint, StopsOnceTheLastTensorIsThere) {
+  Counted counted;
+  int ends = 0;
+  const auto fn = [&](const at::Tensor& t) {
+    const at::Tensor y = t.exp();
+    ++ends;
+    return y + 1;
+  };
+  checkpoint(counted.options, fn, leaf({4}, 1)).sum().backward();
+  EXPECT_EQ(ends, 1);
+  EXPECT_EQ(counted->early_stops, 1);
+  counted.options.early_stop = false;
+  checkpoint(counted.options, fn, leaf({4}, 1)).sum().backward();
+  EXPECT_EQ(ends, 3);
+  EXPECT_EQ(counted->early_stops, 1);
+}
+
+TEST(Checkpoint, ServesARetainedGraphAgain) {
+  Counted counted;
+  const at::Tensor x = leaf({4}, 1);
+  const at::Tensor y = checkpoint(counted.options, [](const at::Tensor& t) { return t.exp(); }, x);
+  const at::Tensor loss = y.sum();
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward();
+  EXPECT_TRUE(at::equal(x.grad(), x.exp() * 2));
+  EXPECT_EQ(counted->recomputations, 2);
+}
+
+TEST(Checkpoint, ServesAGradientOfAGradient) {
+  const at::Tensor x = leaf({4}, 1);
+  const at::Tensor y = checkpoint([](const at::Tensor& t) { return t.sin() * t; }, x).sum();
+  const at::Tensor first = torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0];
+  first.sum().backward();
+  EXPECT_TRUE(at::allclose(x.grad(), x.cos() * 2 - x * x.sin()));
+}
+
+/// Asks for its saved tensor more often than it need.
+struct AsksTwice : torch::autograd::Function<AsksTwice> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x * x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const at::Tensor once = context->get_saved_variables()[0];
+    return {grads[0] * (once + context->get_saved_variables()[0])};
+  }
+};
+
+TEST(Checkpoint, RecomputesForANodeThatAsksTwice) {
+  Counted counted;
+  const at::Tensor x = leaf({4}, 1);
+  const auto fn = [](const at::Tensor& t) { return AsksTwice::apply(t * 3); };
+  checkpoint(counted.options, fn, x).sum().backward();
+  EXPECT_TRUE(at::allclose(x.grad(), x * 18));
+  EXPECT_EQ(counted->recomputations, 2);
+}
+
+TEST(Checkpoint, Nests) {
+  Counted inner, outer;
+  const auto plain = gradients(
+      [](const at::Tensor& x, const at::Tensor& w) { return layer(layer(x.cos(), w), w).exp(); });
+  const auto nested = gradients([&](const at::Tensor& x, const at::Tensor& w) {
+    const auto fn = [&inner](const at::Tensor& a, const at::Tensor& b) {
+      const at::Tensor y = checkpoint(inner.options, layer, a.cos(), b);
+      return checkpoint(inner.options, layer, y, b).exp();
+    };
+    return checkpoint(outer.options, fn, x, w);
+  });
+  EXPECT_TRUE(at::equal(plain.first, nested.first));
+  EXPECT_TRUE(at::equal(plain.second, nested.second));
+  EXPECT_EQ(outer->recomputations, 1);
+  EXPECT_EQ(inner->regions, 4);  // two in forward, two in the outer recomputation
+  EXPECT_EQ(inner->recomputations, 2);
+}
+
+TEST(Checkpoint, DoesNothingWithoutGradients) {
+  Counted counted;
+  const c10::AutoGradMode no_grad(false);
+  checkpoint(counted.options, layer, leaf({2, 3}, 1), leaf({3, 3}, 2));
+  EXPECT_EQ(counted->regions, 0);
+}
+
+TEST(Checkpoint, KeepsLess) {
+  const at::Tensor weight = leaf({32, 32}, 1);
+  const auto kept = [&](bool checkpointed) {
+    at::Tensor x = leaf({64, 32}, 2);
+    const testing::AllocatedBytes bytes;
+    const auto fn = [](const at::Tensor& a, const at::Tensor& w) { return layer(layer(a, w), w); };
+    const at::Tensor y = checkpointed ? checkpoint(fn, x, weight) : fn(x, weight);
+    return bytes.now();
+  };
+  // Each of two layers saves mm's and tanh's results; the last one is the result itself.
+  const std::int64_t tensor = 64 * 32 * 4;
+  EXPECT_EQ(kept(false), 4 * tensor);
+  EXPECT_LT(kept(true), tensor + 512);
+}
+
+TEST(Checkpoint, FreesRecomputedTensorsAsBackwardTakesThem) {
+  const at::Tensor x = leaf({64, 32}, 2);
+  const testing::AllocatedBytes bytes;
+  checkpoint([](const at::Tensor& t) { return t.exp().sin().exp().sin(); }, x).sum().backward();
+  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 512);  // the gradient of x
+}
+
+TEST(Checkpoint, FreesTheFunctionWithTheGraph) {
+  const auto token = std::make_shared<int>(0);
+  const auto fn = [token](const at::Tensor& t) { return t.exp(); };
+  checkpoint(fn, leaf({4}, 1)).sum().backward();
+  EXPECT_EQ(token.use_count(), 2);
+  { const at::Tensor dropped = checkpoint(fn, leaf({4}, 1)); }
+  EXPECT_EQ(token.use_count(), 2);
+  {
+    const auto failing = [fn](const at::Tensor& t) {
+      const at::Tensor y = fn(t);
+      if (y.defined()) {
+        throw std::runtime_error("in forward");
+      }
+      return y;
+    };
+    EXPECT_THROWN(std::runtime_error, checkpoint(failing, leaf({4}, 1)), "in forward");
+  }
+  EXPECT_EQ(token.use_count(), 2);
+}
+
+TEST(Checkpoint, PassesOnWhatTheRecomputationThrowsAndRecovers) {
+  bool broken = false;
+  const auto fn = [&](const at::Tensor& t) {
+    const at::Tensor y = t.exp();
+    if (broken) {
+      throw std::runtime_error("no luck");
+    }
+    return y.sin();
+  };
+  const at::Tensor x = leaf({4}, 1);
+  const at::Tensor loss = checkpoint(fn, x).sum();
+  broken = true;
+  EXPECT_EQ(message_of([&] { loss.backward({}, /*retain_graph=*/true); }), "no luck");
+  EXPECT_FALSE(is_recomputing());
+  broken = false;
+  loss.backward();
+  EXPECT_TRUE(at::allclose(x.grad(), x.exp() * x.exp().cos()));
+}
+
+TEST(Checkpoint, KnowsThatItRecomputes) {
+  std::vector<bool> seen;
+  const auto fn = [&](const at::Tensor& t) {
+    seen.push_back(is_recomputing());
+    return t.exp();
+  };
+  checkpoint(fn, leaf({4}, 1)).sum().backward();
+  EXPECT_EQ(seen, (std::vector<bool>{false, true}));
+}
+
+TEST(CheckpointDeathTest, RefusesAProcessWithAnotherEngine) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  using torch::autograd::Engine;
+  struct Other : Engine {
+    ~Other() override { stop(); }
+    static Engine& instance() {
+      static Other engine;
+      return engine;
+    }
+    Other() = default;
+  };
+  const auto run = [] {
+    torch::autograd::set_default_engine_stub(&Other::instance);
+    const auto fn = [](const at::Tensor& t) { return t.exp(); };
+    std::cerr << message_of([&] { checkpoint(fn, leaf({4}, 1)); }) << std::endl;
+    std::exit(0);
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "needs its own autograd engine");
+}
+
+}  // namespace
+namespace {
+
+using testing::Counted;
+using testing::leaf;
+using testing::message_of;
+
+/// The gradient of x, and two numbers drawn afterwards.
+template <class Run>
+std::pair<at::Tensor, at::Tensor> drawn(Run run) {
+  at::manual_seed(5);
+  const at::Tensor x = leaf({40}, 1);
+  const at::Tensor y = run(x);
+  at::rand({3});  // between forward and backward
+  y.sum().backward();
+  return {x.grad(), at::rand({2})};
+}
+
+TEST(CheckpointReplay, DrawsTheNumbersOfForward) {
+  const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
+  const auto plain = drawn(fn);
+  const auto again = drawn([&](const at::Tensor& x) { return checkpoint(fn, x); });
+  EXPECT_TRUE(at::equal(plain.first, again.first));
+  EXPECT_TRUE(at::equal(plain.second, again.second)) << "the generator was left elsewhere";
+}
+
+TEST(CheckpointReplay, DrawsOtherNumbersWithoutPreserveRngState) {
+  const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
+  const auto plain = drawn(fn);
+  const auto again =
+      drawn([&](const at::Tensor& x) { return checkpoint({.preserve_rng_state = false}, fn, x); });
+  EXPECT_FALSE(at::equal(plain.first, again.first));
+}
+
+TEST(CheckpointReplay, DrawsTheNumbersOfDropoutInAttention) {
+  const auto fn = [](const at::Tensor& x) {
+    const at::Tensor heads = x.view({1, 2, 5, 4});
+    return at::scaled_dot_product_attention(heads, heads, heads, {}, 0.5, true).square();
+  };
+  const auto plain = drawn(fn);
+  const auto again = drawn([&](const at::Tensor& x) { return checkpoint(fn, x); });
+  EXPECT_TRUE(at::equal(plain.first, again.first));
+}
+
+TEST(CheckpointReplay, CountsTheCallsOfDropoutModulesOnce) {
+  const auto run = [](bool checkpointed) {
+    Dropout dropout(0.5);
+    dropout.set_key({3, 4});
+    const at::Tensor x = leaf({64}, 1);
+    const auto fn = [&](const at::Tensor& t) {
+      return dropout(dropout(t.exp()).square()).square();
+    };
+    const at::Tensor first = checkpointed ? checkpoint(fn, x) : fn(x);
+    const at::Tensor second = checkpointed ? checkpoint(fn, x) : fn(x);
+    (first.sum() + second.sum()).backward();
+    return std::pair(x.grad(), dropout.calls());
+  };
+  const auto [plain, calls] = run(false);
+  const auto [again, calls_again] = run(true);
+  EXPECT_TRUE(at::equal(plain, again));
+  EXPECT_EQ(calls_again, calls);
+}
+
+TEST(CheckpointReplay, CountsTheCallsOfDropoutModulesOnceWhenNested) {
+  const auto run = [](bool checkpointed) {
+    Dropout dropout(0.5);
+    dropout.set_key({3, 4});
+    const at::Tensor x = leaf({64}, 1);
+    const auto half = [&](const at::Tensor& t) { return dropout(t.exp()).square(); };
+    const auto whole = [&](const at::Tensor& t) {
+      const at::Tensor y = dropout(t);
+      return checkpointed ? checkpoint(half, y) : half(y);
+    };
+    (checkpointed ? checkpoint(whole, x) : whole(x)).sum().backward();
+    return std::pair(x.grad(), dropout.calls());
+  };
+  EXPECT_TRUE(at::equal(run(true).first, run(false).first));
+  EXPECT_EQ(run(true).second, 2u);
+}
+
+TEST(CheckpointReplay, TakesThePartOfTheBatchOfForward) {
+  const auto fn = [](const at::Tensor& t) { return nn::dropout(t, 0.5, {1, 2}).square(); };
+  const auto run = [&](bool checkpointed) {
+    const at::Tensor x = leaf({64}, 1);
+    const at::Tensor y = [&] {
+      const BatchPart part(3, 4);
+      return checkpointed ? checkpoint(fn, x) : fn(x);
+    }();
+    y.sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(at::equal(run(true), run(false)));
+}
+
+TEST(CheckpointReplay, CastsAsForwardDid) {
+  const auto fn = [](const at::Tensor& x, const at::Tensor& w) { return x.mm(w).to(at::kFloat); };
+  const auto run = [&](bool checkpointed) {
+    const at::Tensor x = leaf({4, 4}, 1), w = leaf({4, 4}, 2);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor y = checkpointed ? checkpoint(fn, x, w) : fn(x, w);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    y.square().sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(at::equal(run(true), run(false)));
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+}
+
+/// Backward of a function that does `forward` first and `again` when it is recomputed.
+std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
+                            std::function<at::Tensor(const at::Tensor&)> again,
+                            const CheckpointOptions& options = {}) {
+  const at::Tensor x = leaf({4}, 1);
+  const auto fn = [&](const at::Tensor& t) { return is_recomputing() ? again(t) : forward(t); };
+  return message_of([&] { checkpoint(options, fn, x).sum().backward(); });
+}
+
+TEST(CheckpointReplay, RefusesOtherSizes) {
+  EXPECT_EQ(error_of_change([](auto& t) { return t.exp(); }, [](auto& t) { return t[0].exp(); }),
+            "checkpoint: the recomputation saved tensor 0 for backward as Float[] on cpu, but the "
+            "forward saved it as Float[4] on cpu; the checkpointed function must do the same both "
+            "times: let it depend on its arguments, parameters and random numbers only");
+}
+
+TEST(CheckpointReplay, RefusesAnotherType) {
+  const std::string error = error_of_change([](auto& t) { return t.exp(); },
+                                            [](auto& t) { return t.to(at::kDouble).exp(); });
+  EXPECT_CONTAINS(error, "as Double[4] on cpu, but the forward saved it as Float[4]");
+}
+
+TEST(CheckpointReplay, RefusesToSaveLess) {
+  const std::string error =
+      error_of_change([](auto& t) { return t.exp().sin(); }, [](auto& t) { return t.exp(); });
+  EXPECT_CONTAINS(error, "saved 1 tensors for backward, but the forward saved 2");
+}
+
+TEST(CheckpointReplay, RefusesToSaveMoreWhereItRunsToTheEnd) {
+  const auto less = [](auto& t) { return t.exp(); };
+  const auto more = [](auto& t) { return t.exp().sin(); };
+  EXPECT_EQ(error_of_change(less, more), "");
+  const std::string error = error_of_change(less, more, {.early_stop = false});
+  EXPECT_CONTAINS(error, "more tensors for backward than the forward, which saved 1");
+}
+
+TEST(CheckpointReplay, RefusesAnInputThatWasModifiedInPlace) {
+  const at::Tensor x = leaf({4}, 1) * 2;
+  const at::Tensor loss = checkpoint([](const at::Tensor& t) { return t.exp(); }, x).sum();
+  {
+    const c10::AutoGradMode no_grad(false);
+    x.add_(1);
+  }
+  EXPECT_THROWN(std::exception, loss.backward(), "modified by an inplace operation");
+}
+
+TEST(CheckpointReplay, RefusesASavedTensorThatTheFunctionModifiesInPlace) {
+  const auto fn = [](const at::Tensor& t) {
+    const at::Tensor y = t.exp();  // backward needs it
+    y.add_(1);
+    return y.sin();
+  };
+  const at::Tensor loss = checkpoint(fn, leaf({4}, 1)).sum();
+  EXPECT_THROWN(std::exception, loss.backward(), "modified in place after it was saved");
+}
+
+TEST(CheckpointReplay, RestoresTheStateOfDistributedRandomNumbers) {
+  manual_seed(11);
+  const at::Tensor x = leaf({4}, 1);
+  std::vector<std::uint64_t> calls;
+  const auto fn = [&](const at::Tensor& t) {
+    calls.push_back(random_state().calls);
+    return t.exp();
+  };
+  const at::Tensor loss = checkpoint(fn, x).sum();
+  set_random_state({11, 7});
+  loss.backward();
+  EXPECT_EQ(calls, (std::vector<std::uint64_t>{0, 0}));
+  EXPECT_EQ(random_state().calls, 7u);
+}
+
+TEST(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors) {
+  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
+    const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
+    const auto run = [&](bool checkpointed) {
+      manual_seed(2);
+      const at::Tensor x = distribute_tensor(leaf({10, 3}, 1).detach(), mesh, {Shard{0}});
+      x.requires_grad_();
+      const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
+      at::dropout(x.detach(), 0.5, true);  // between forward and backward
+      loss.backward();
+      EXPECT_EQ(random_state().calls, 2u);
+      return DistributedTensor(x.grad()).full_tensor();
+    };
+    EXPECT_TRUE(at::equal(run(true), run(false)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::nn

@@ -1,0 +1,85 @@
+// Helpers of tests that compare functions, their graphs and slots.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/module.h"
+#include "testing/distributed.h"
+#include "testing/values.h"
+
+// What a function and the graph that it leaves compute, held against another's.
+namespace tessera::testing {
+
+using GraphFunction = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+inline at::Tensor libtorchs(const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias = {}) {
+  return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+}
+
+inline std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& values) {
+  std::vector<at::Tensor> leaves;
+  for (const at::Tensor& value : values) {
+    leaves.push_back(value.detach().clone().requires_grad_());
+  }
+  return leaves;
+}
+
+/// The result, then the gradients of the inputs, of a loss that weighs all elements differently.
+inline std::vector<at::Tensor> results_of(const GraphFunction& function,
+                                          const std::vector<at::Tensor>& values) {
+  const std::vector<at::Tensor> inputs = leaves_of(values);
+  const at::Tensor y = function(inputs);
+  y.backward(normal_values(y.sizes(), 99).to(y.scalar_type()));
+  std::vector<at::Tensor> results{y.detach()};
+  for (const at::Tensor& input : inputs) {
+    results.push_back(input.grad());
+  }
+  return results;
+}
+
+inline void expect_equal_bits(const GraphFunction& a, const GraphFunction& b,
+                              const std::vector<at::Tensor>& values) {
+  const std::vector<at::Tensor> of_a = results_of(a, values);
+  const std::vector<at::Tensor> of_b = results_of(b, values);
+  for (std::size_t i = 0; i < of_a.size(); ++i) {
+    EXPECT_EQ(of_a[i].sizes(), of_b[i].sizes()) << i;
+    EXPECT_TRUE(of_a[i].equal(of_b[i])) << i;
+  }
+}
+
+/// Where terms are added in another order.
+inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(a[i].allclose(b[i], 1e-5, 1e-5)) << i;
+  }
+}
+
+inline at::Tensor leaf(at::IntArrayRef sizes, double seed) {
+  return uniform_values(sizes, seed).requires_grad_();
+}
+
+/// Options whose counts a test reads.
+struct Counted {
+  nn::CheckpointOptions options{.counts = std::make_shared<nn::CheckpointCounts>()};
+  const nn::CheckpointCounts* operator->() const { return options.counts.get(); }
+};
+
+inline std::vector<std::string> names_of(const nn::NamedSlots& slots) {
+  std::vector<std::string> names;
+  for (const auto& [name, slot] : slots) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace tessera::testing

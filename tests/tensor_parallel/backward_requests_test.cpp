@@ -1,0 +1,277 @@
+// Random walks over requests for gradients: whole backwards, backwards with inputs, autograd::grad,
+// retained graphs, nested backwards, hooks and accumulation. Each gives what one rank gets, under
+// tensor parallelism, FSDP and both.
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
+#include "testing/module_values.h"
+
+namespace tessera::tensor_parallel::requests {
+namespace {
+
+using testing::full_tensor;
+using testing::uniform_values;
+using torch::autograd::variable_list;
+
+/// 5 tokens and 7 features, which 2 ranks don't divide.
+constexpr std::int64_t kTokens = 5, kDim = 8, kFeatures = 7;
+
+struct Net;
+
+/// Computes the MLP again in backward, by a backward of its own.
+struct Tiled : torch::autograd::Function<Tiled> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Net* net);
+  static variable_list backward(torch::autograd::AutogradContext* ctx,
+                                const variable_list& gradients);
+};
+
+struct Net : nn::Module<Net> {
+  Net() {
+    gain = register_slot("gain", at::ones({kDim}));
+    nn::apply_lora(*this, {.rank = 2, .alpha = 2, .targets = {"up"}});
+    for (const auto& [name, slot] : named_slots()) {
+      slot->get().requires_grad_();  // apply_lora froze them
+    }
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = (*norm)(x);
+    if (watch) {
+      watch(h);
+    }
+    return ((tiled ? Tiled::apply(h, this) : mlp(h)) * *gain).square().mean();
+  }
+  at::Tensor mlp(const at::Tensor& h) { return (*down)(at::tanh((*up)(h))); }
+
+  nn::Child<nn::RMSNorm> norm{*this, "norm", kDim};
+  nn::Child<nn::Linear> up{*this, "up", kDim, kFeatures}, down{*this, "down", kFeatures, kDim};
+  nn::Parameter gain;  ///< no entry of the plan names it
+  bool tiled = false;
+  std::function<void(const at::Tensor& hidden)> watch;
+};
+
+at::Tensor Tiled::forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Net* net) {
+  ctx->save_for_backward({x});
+  ctx->saved_data["net"] = reinterpret_cast<std::int64_t>(net);
+  return net->mlp(x);
+}
+
+variable_list Tiled::backward(torch::autograd::AutogradContext* ctx,
+                              const variable_list& gradients) {
+  auto* net = reinterpret_cast<Net*>(ctx->saved_data["net"].toInt());
+  const c10::AutoGradMode grad(true);
+  const at::Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_();
+  net->mlp(x).backward(gradients[0]);
+  return {x.grad(), at::Tensor()};
+}
+
+ParallelizePlan plan() {
+  return {{"norm", sequence_parallel({.sequence_dim = 0})},
+          {"up", colwise_parallel()},
+          {"down", rowwise_parallel({.output_layouts = Shard{0}})}};
+}
+
+struct PostHook final : torch::autograd::PostAccumulateGradHook {
+  explicit PostHook(std::function<void(const at::Tensor&)> call) : call(std::move(call)) {}
+  void operator()(const at::Tensor& leaf) override { call(leaf); }
+  std::function<void(const at::Tensor&)> call;
+};
+
+/// A walk of one model: on one rank with the batches of all data-parallel ranks, or on a mesh.
+class Walk {
+ public:
+  Walk(Net& net, std::vector<int> batches, bool nests_anywhere)
+      : net_(net), batches_(std::move(batches)), nests_anywhere_(nests_anywhere) {
+    for (const auto& [name, slot] : net.named_slots()) {
+      parameters_.push_back(slot->persistent());
+      seen_.emplace_back();
+    }
+  }
+
+  /// What the walk has found, in order; undefined tensors where there is no gradient.
+  std::vector<at::Tensor> run(unsigned seed) {
+    random_.seed(seed);
+    add_hooks();
+    for (int step = 0; step < 8; ++step) {
+      net_.tiled = chance(4) && nests_anywhere_;
+      if (chance(3)) {
+        for (const at::Tensor& parameter : parameters_) {
+          parameter.mutable_grad() = at::Tensor();
+        }
+      }
+      request(step);
+      for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        note(parameters_[i].grad());
+        note(seen_[i]);
+      }
+    }
+    return found_;
+  }
+
+ private:
+  int draw(int options) { return static_cast<int>(random_() % static_cast<unsigned>(options)); }
+  bool chance(int in) { return draw(in) == 0; }
+  void note(const at::Tensor& tensor) {
+    found_.push_back(tensor.defined() ? full_tensor(tensor.detach()).clone() : at::Tensor());
+  }
+
+  /// Sums are compared: ranks need not call a hook as often.
+  void add_hooks() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const auto see = [this, i](const at::Tensor& gradient) {
+        const c10::NoGradGuard no_grad;
+        const at::Tensor whole = full_tensor(gradient.detach());
+        seen_[i] = seen_[i].defined() ? seen_[i] + whole : whole.clone();
+      };
+      const int kind = draw(4);
+      if (kind == 0) {
+        parameters_[i].register_hook([see](const at::Tensor& gradient) {
+          see(gradient);
+          return gradient * 2;
+        });
+      } else if (kind == 1) {
+        // As an optimizer in backward.
+        torch::autograd::impl::set_post_acc_grad_hooks(
+            parameters_[i], std::make_unique<PostHook>([see](const at::Tensor& leaf) {
+              see(leaf.grad());
+              leaf.mutable_grad() = at::Tensor();
+            }));
+      }
+    }
+  }
+
+  variable_list some_parameters() {
+    variable_list some;
+    for (const at::Tensor& parameter : parameters_) {
+      if (chance(2)) {
+        some.push_back(parameter);
+      }
+    }
+    return some.empty() ? variable_list{parameters_.front()} : some;
+  }
+
+  at::Tensor loss(int which) {
+    std::vector<at::Tensor> losses;
+    for (const int batch : batches_) {
+      losses.push_back(net_(uniform_values({kTokens, kDim}, which + 0.1 * batch)));
+    }
+    return at::stack(losses).mean();
+  }
+
+  void backward(const at::Tensor& of, bool retain) {
+    // The parameters of a tiled MLP are in no graph until backward.
+    switch (net_.tiled ? 0 : draw(3)) {
+      case 0:
+        return of.backward({}, retain);
+      case 1:
+        return of.backward({}, retain, false, some_parameters());
+      default:
+        for (const at::Tensor& gradient :
+             torch::autograd::grad({of}, some_parameters(), {}, retain)) {
+          note(gradient);
+        }
+    }
+  }
+
+  void request(int step) {
+    switch (draw(4)) {
+      case 0: {  // a backward within that of another graph
+        const at::Tensor inner = loss(step + 1);
+        const auto done = std::make_shared<bool>(false);
+        const auto nest_at = [inner, done](const at::Tensor& tensor) {
+          tensor.register_hook([inner, done](const at::Tensor& gradient) {
+            if (!std::exchange(*done, true)) {
+              inner.backward();
+            }
+            return gradient;
+          });
+        };
+        if (chance(2)) {
+          const at::Tensor outer = loss(step);
+          nest_at(outer);  // before the backward of any unit of FSDP
+          return outer.backward();
+        }
+        net_.watch = nest_at;
+        const at::Tensor outer = loss(step);
+        net_.watch = nullptr;
+        return outer.backward();
+      }
+      case 1: {  // one graph, two backwards
+        const at::Tensor of = loss(step);
+        backward(of, /*retain=*/true);
+        return backward(of, /*retain=*/false);
+      }
+      case 2:  // two forwards
+        return backward(loss(step) + loss(step + 1), /*retain=*/false);
+      default:
+        return backward(loss(step), /*retain=*/false);
+    }
+  }
+
+  Net& net_;
+  std::vector<int> batches_;
+  bool nests_anywhere_;
+  std::mt19937 random_;
+  variable_list parameters_;
+  variable_list seen_;  ///< the sum of what the hook of each parameter saw
+  std::vector<at::Tensor> found_;
+};
+
+void walk(std::int64_t dp, std::int64_t tp, bool shards, unsigned seeds) {
+  for (unsigned seed = 0; seed < seeds; ++seed) {
+    std::vector<int> batches;
+    for (int i = 0; i < dp; ++i) {
+      batches.push_back(i);
+    }
+    Net alone;
+    const std::vector<at::Tensor> expected = Walk(alone, batches, !shards).run(seed);
+    RunOnMesh({dp, tp}, {"dp", "tp"}, [&](Rank&, const DeviceMesh& mesh) {
+      Net net;
+      if (tp > 1) {
+        parallelize_module(net, mesh["tp"], plan());
+      }
+      if (shards) {
+        fsdp::fully_shard(*net.norm, mesh["dp"]);
+        fsdp::fully_shard(*net.down, mesh["dp"]);
+        fsdp::fully_shard(net, mesh["dp"]);
+      }
+      const std::vector<at::Tensor> found =
+          Walk(net, {static_cast<int>(mesh.local_rank("dp"))}, !shards).run(seed);
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        ASSERT_EQ(found[i].defined(), expected[i].defined()) << "seed " << seed << " at " << i;
+        ASSERT_TRUE(!found[i].defined() || found[i].allclose(expected[i], 1e-4, 1e-6))
+            << "seed " << seed << " at " << i << "\n"
+            << found[i] << "\n"
+            << expected[i];
+      }
+    });
+  }
+}
+
+TEST(BackwardRequests, GiveWhatOneRankGetsUnderTensorParallelism) {
+  walk(1, 2, /*shards=*/false, 16);
+}
+
+TEST(BackwardRequests, GiveWhatOneRankGetsUnderFsdp) {
+  walk(2, 1, /*shards=*/true, 12);
+}
+
+TEST(BackwardRequests, GiveWhatOneRankGetsUnderBoth) {
+  walk(2, 2, /*shards=*/true, 8);
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel::requests

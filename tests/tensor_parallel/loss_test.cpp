@@ -1,0 +1,641 @@
+// cross_entropy and linear_cross_entropy on every mesh give the loss and the gradients of one rank.
+
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/kernels/fake_mode.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/linear_cross_entropy.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
+#include "testing/environment.h"
+#include "testing/memory/memory_scope.h"
+#include "testing/module_values.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+at::Tensor some_logits(std::int64_t tokens, std::int64_t vocabulary) {
+  return at::arange(tokens * vocabulary, at::kFloat)
+      .mul(0.37)
+      .sin()
+      .mul(4)
+      .view({tokens, vocabulary});
+}
+
+at::Tensor some_targets(std::int64_t tokens, std::int64_t vocabulary) {
+  return at::arange(tokens, at::kLong).mul(7).add(2).remainder(vocabulary);
+}
+
+struct Expected {
+  at::Tensor loss, gradient;
+};
+
+/// libtorch's, in fp32 on one rank.
+Expected reference(const at::Tensor& logits, const at::Tensor& targets) {
+  const at::Tensor leaf = logits.detach().to(at::kFloat).requires_grad_();
+  const at::Tensor loss = at::cross_entropy_loss(leaf, targets);
+  loss.backward();
+  return {loss.detach(), leaf.grad()};
+}
+
+struct Case {
+  int ranks;
+  std::int64_t tokens, vocabulary;
+};
+
+class LossParallel : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LossParallel, EqualsTheLossOfOneRank) {
+  const auto [ranks, tokens, vocabulary] = GetParam();
+  const at::Tensor logits = some_logits(tokens, vocabulary);
+  const at::Tensor targets = some_targets(tokens, vocabulary);
+  targets[1] = -100;
+  const Expected expected = reference(logits, targets);
+  RunOnMesh({ranks}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    at::Tensor sharded =
+        distribute_tensor(logits, mesh, {Shard{1}}).tensor().detach().requires_grad_();
+    const StrictScope strict;
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    const at::Tensor loss = cross_entropy(sharded, targets);
+    const comm::TrafficTable forward = rank.world()->traffic().since(before);
+    loss.mul(2).backward();
+    const comm::TrafficTable all = rank.world()->traffic().since(before);
+
+    EXPECT_TRUE(loss.allclose(expected.loss, 1e-6, 1e-6));
+    const DistributedTensor gradient(sharded.grad());
+    EXPECT_EQ(gradient.placements(), Placements{Shard{1}});
+    EXPECT_TRUE(gradient.full_tensor().allclose(expected.gradient.mul(2), 1e-5, 1e-7));
+    EXPECT_EQ(comm::total(forward).calls, rank.size() == 1 ? 0 : 2);
+    EXPECT_EQ(comm::total(all).calls, comm::total(forward).calls);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LossParallel,
+                         ::testing::Values(Case{1, 5, 11}, Case{2, 6, 8}, Case{4, 7, 1009},
+                                           Case{4, 3, 5},        // the last rank's shard is empty
+                                           Case{3, 300, 501}));  // several blocks of rows
+
+TEST(LossParallel, EqualsLibtorchOnPlainLogits) {
+  const at::Tensor logits = some_logits(9, 13);
+  const at::Tensor targets = some_targets(9, 13);
+  const Expected expected = reference(logits, targets);
+  const at::Tensor leaf = logits.clone().requires_grad_();
+  const at::Tensor loss = cross_entropy(leaf, targets);
+  loss.backward();
+  EXPECT_TRUE(loss.allclose(expected.loss));
+  EXPECT_TRUE(leaf.grad().allclose(expected.gradient, 1e-5, 1e-7));
+}
+
+TEST(LossParallel, ComputesInFp32FromBfloat16) {
+  const at::Tensor logits = some_logits(6, 40).to(at::kBFloat16);
+  const at::Tensor targets = some_targets(6, 40);
+  const Expected expected = reference(logits, targets);
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor sharded = distribute_tensor(logits, rank.mesh({2}, {"tp"}), {Shard{1}})
+                                   .tensor()
+                                   .detach()
+                                   .requires_grad_();
+    const at::Tensor loss = cross_entropy(sharded, targets);
+    loss.backward();
+    EXPECT_EQ(loss.scalar_type(), at::kFloat);
+    EXPECT_TRUE(loss.allclose(expected.loss, 1e-6, 1e-6));
+    EXPECT_EQ(sharded.grad().scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(DistributedTensor(sharded.grad())
+                    .full_tensor()
+                    .to(at::kFloat)
+                    .allclose(expected.gradient, 1e-2, 1e-6));
+  });
+}
+
+TEST(LossParallel, SurvivesLogitsThatOverflowExp) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor logits = at::full({2, 4}, 1e4);
+    const at::Tensor sharded =
+        distribute_tensor(logits, rank.mesh({2}, {"tp"}), {Shard{1}}).tensor();
+    EXPECT_NEAR(cross_entropy(sharded, some_targets(2, 4)).item<double>(), std::log(4.0), 1e-6);
+  });
+}
+
+TEST(LossParallel, GivesTheLossOfEachRow) {
+  const at::Tensor leaf = some_logits(5, 9).requires_grad_();
+  const at::Tensor targets = some_targets(5, 9);
+  targets[3] = -100;
+  const at::Tensor weights = at::arange(5, at::kFloat);
+  cross_entropy(leaf, targets, {.reduction = Reduction::kNone}).mul(weights).sum().backward();
+  const at::Tensor theirs = some_logits(5, 9).requires_grad_();
+  const at::Tensor losses = at::cross_entropy_loss(theirs, targets, {}, at::Reduction::None, -100);
+  losses.mul(weights).sum().backward();
+  EXPECT_TRUE(leaf.grad().allclose(theirs.grad(), 1e-5, 1e-7));
+}
+
+TEST(LossParallel, IsZeroWhereAllTargetsAreIgnored) {
+  const at::Tensor leaf = some_logits(3, 5).requires_grad_();
+  const at::Tensor loss = cross_entropy(leaf, at::full({3}, -100, at::kLong));
+  loss.backward();
+  EXPECT_EQ(loss.item<float>(), 0);
+  EXPECT_TRUE(leaf.grad().eq(0).all().item<bool>());
+}
+
+TEST(LossParallel, RefusesOptionsThatSayNothing) {
+  const auto loss = [](const CrossEntropyOptions& options) {
+    cross_entropy(some_logits(2, 3), some_targets(2, 3), options);
+  };
+  EXPECT_ERROR(loss({.label_smoothing = 1.5}), "label_smoothing is 1.5; it must be from 0 to 1");
+  EXPECT_ERROR(loss({.z_loss = -1}), "z_loss is -1");
+  EXPECT_ERROR(loss({.reduction = Reduction::kSum, .tokens = at::ones({})}), ".tokens", "kMean");
+  EXPECT_ERROR(loss({.tokens = at::ones({2})}), ".tokens", "[2]");
+}
+
+TEST(LossParallel, ComparesTargetsInDebugMode) {
+  const testing::DebugChecks checks("1");
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    const at::Tensor logits =
+        distribute_tensor(some_logits(4, 6), rank.mesh({2}, {"tp"}), {Shard{1}}).tensor();
+    cross_entropy(logits, some_targets(4, 6), {});
+    cross_entropy(logits, (some_targets(4, 6) + rank.rank()).remainder(6), {});
+  });
+  EXPECT_CONTAINS(errors, "cross_entropy of logits sharded over the vocabulary: the targets",
+                  "first at [0]: 2 on rank 0 and 3 on rank 1", "the same batch");
+}
+
+constexpr std::int64_t kMeshTokens = 7, kMeshVocabulary = 11;
+
+at::Tensor mesh_logits() {
+  return testing::uniform_values({kMeshTokens, kMeshVocabulary}, 3).to(at::kDouble).mul(4);
+}
+
+at::Tensor mesh_targets() {
+  const at::Tensor targets =
+      at::arange(kMeshTokens, at::kLong).mul(3).add(1).remainder(kMeshVocabulary);
+  targets[2] = -100;
+  return targets;
+}
+
+struct WholeLoss {
+  at::Tensor loss, gradient;
+};
+
+/// The loss of the whole logits, weighted by `of_row` for kNone.
+WholeLoss loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
+  const at::Tensor leaf = mesh_logits().requires_grad_();
+  const at::Tensor targets = mesh_targets();
+  at::Tensor losses =
+      at::cross_entropy_loss(leaf, targets, {}, at::Reduction::None, -100, options.label_smoothing);
+  losses = losses + leaf.logsumexp(1).square().masked_fill(targets.eq(-100), 0) * options.z_loss;
+  const at::Tensor loss = options.reduction == Reduction::kNone ? losses
+                          : options.reduction == Reduction::kSum
+                              ? losses.sum()
+                              : losses.sum() / targets.ne(-100).sum();
+  (options.reduction == Reduction::kNone ? (loss * of_row).sum() : loss).backward();
+  return {loss.detach(), leaf.grad()};
+}
+
+struct MeshCase {
+  std::vector<std::int64_t> mesh;
+  Placements logits, targets;  ///< no targets' placements: plain
+};
+
+class LossOnMeshes : public ::testing::TestWithParam<MeshCase> {};
+
+void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
+                             const CrossEntropyOptions& options) {
+  const at::Tensor of_row = at::arange(1, kMeshTokens + 1, at::kDouble);
+  const WholeLoss expected = loss_of_one_rank(options, of_row);
+  const DeviceMesh mesh = rank.mesh(param.mesh, {"dp", "tp"});
+  const at::Tensor logits =
+      distribute_tensor(mesh_logits(), mesh, param.logits).tensor().detach().requires_grad_();
+  const at::Tensor targets = param.targets.empty()
+                                 ? mesh_targets()
+                                 : distribute_tensor(mesh_targets(), mesh, param.targets).tensor();
+  const StrictScope strict;
+  const at::Tensor loss = cross_entropy(logits, targets, options);
+  const at::Tensor whole =
+      tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss;
+  const bool rows = options.reduction == Reduction::kNone;
+  (rows ? (whole * of_row).sum() : whole).backward();
+
+  EXPECT_TRUE(whole.allclose(expected.loss, 0, 1e-12)) << whole << expected.loss;
+  const DistributedTensor gradient(logits.grad());
+  EXPECT_EQ(gradient.layout(), DistributedTensor(logits).layout());
+  EXPECT_TRUE(gradient.full_tensor().allclose(expected.gradient, 0, 1e-12));
+}
+
+TEST_P(LossOnMeshes, EqualsTheLossOfOneRank) {
+  const MeshCase& param = GetParam();
+  RunRanks(testing::ranks_of(param.mesh), [&](Rank& rank) {
+    for (const CrossEntropyOptions& options :
+         {CrossEntropyOptions{}, CrossEntropyOptions{.reduction = Reduction::kSum},
+          CrossEntropyOptions{.reduction = Reduction::kNone},
+          CrossEntropyOptions{.label_smoothing = 0.2, .z_loss = 0.03},
+          CrossEntropyOptions{.reduction = Reduction::kSum, .label_smoothing = 1, .z_loss = 0.5}}) {
+      expect_loss_of_one_rank(rank, param, options);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Placements, LossOnMeshes,
+    ::testing::Values(
+        MeshCase{{2, 2}, {Shard{0}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}},
+        MeshCase{{2, 2}, {Shard{0}, Shard{1}}, {Replicate{}, Shard{0}}},  // as other ranks' rows
+        MeshCase{{2, 2}, {Shard{1}, Shard{0}}, {}}, MeshCase{{2, 2}, {Shard{1}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Shard{0}, Shard{0}}, {Shard{0}, Shard{0}}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{0}}},  // gathered
+        MeshCase{{2, 2}, {Replicate{}, Replicate{}}, {}},
+        MeshCase{{1, 4}, {Shard{0}, Shard{1}}, {}}, MeshCase{{3, 1}, {Shard{0}, Shard{1}}, {}},
+        MeshCase{{2, 3}, {Shard{1}, Shard{1}}, {}}));  // a rank without columns
+
+TEST(LossOnMeshes, MeansOverTheTokensOfAllRanksIfSomeIgnoreAll) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    const at::Tensor targets = mesh_targets();
+    targets.narrow(0, 4, 3).fill_(-100);
+    const at::Tensor logits = distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor();
+    const at::Tensor expected = cross_entropy(mesh_logits(), targets);
+    EXPECT_TRUE(cross_entropy(logits, targets).allclose(expected, 0, 1e-12));
+  });
+}
+
+// Plain targets are refused by all ranks in the same words, distributed ones by those that have
+// them.
+TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
+  for (const bool distributed : {false, true}) {
+    const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      at::Tensor targets = mesh_targets();
+      targets[kMeshTokens - 1] = kMeshVocabulary;
+      if (distributed) {
+        targets = distribute_tensor(targets, mesh, {Shard{0}}).tensor();
+      }
+      cross_entropy(distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor(), targets);
+    });
+    EXPECT_CONTAINS(errors[1], "a target is outside the vocabulary [0, 11)");
+    EXPECT_CONTAINS(errors[0], distributed ? "rank 1" : "a target is outside the vocabulary");
+  }
+}
+
+TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
+    EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "partial", "Shard(1)");
+    const at::Tensor even = mesh_logits().narrow(1, 0, 8);
+    const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
+    EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
+    const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
+    EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "full_tensor()");
+    const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
+    const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
+    EXPECT_ERROR(cross_entropy(columns, targets), "full_tensor()");
+  });
+}
+
+using testing::full_tensor;
+
+constexpr std::int64_t kHeadTokens = 10, kHeadFeatures = 6, kHeadVocabulary = 13;
+
+at::Tensor head_hidden() {
+  return testing::uniform_values({kHeadTokens, kHeadFeatures}, 3).to(at::kDouble);
+}
+
+at::Tensor head_weight() {
+  return testing::uniform_values({kHeadVocabulary, kHeadFeatures}, 5).to(at::kDouble);
+}
+
+at::Tensor head_targets() {
+  const at::Tensor targets =
+      at::arange(kHeadTokens, at::kLong).mul(3).add(1).remainder(kHeadVocabulary);
+  targets[4] = -100;
+  return targets;
+}
+
+struct HeadAnswer {
+  at::Tensor loss, hidden, weight;  ///< and the gradients, all whole
+};
+
+/// With the gradient of `factor` times the loss.
+HeadAnswer of_whole_logits(const CrossEntropyOptions& options, double factor = 1) {
+  const at::Tensor hidden = head_hidden().requires_grad_();
+  const at::Tensor weight = head_weight().requires_grad_();
+  const at::Tensor loss = cross_entropy(at::linear(hidden, weight), head_targets(), options);
+  loss.mul(factor).backward();
+  return {loss.detach(), hidden.grad(), weight.grad()};
+}
+
+void expect_answer(const HeadAnswer& answer, const HeadAnswer& expected, double tolerance) {
+  const auto close = [&](const at::Tensor& a, const at::Tensor& b) {
+    return a.to(at::kDouble).allclose(b, tolerance, tolerance);
+  };
+  EXPECT_TRUE(close(answer.loss, expected.loss)) << answer.loss << expected.loss;
+  EXPECT_TRUE(close(answer.hidden, expected.hidden)) << answer.hidden << expected.hidden;
+  EXPECT_TRUE(close(answer.weight, expected.weight)) << answer.weight << expected.weight;
+}
+
+const std::vector<CrossEntropyOptions>& losses_of_heads() {
+  static const std::vector<CrossEntropyOptions> all{
+      {}, {.reduction = Reduction::kSum}, {.label_smoothing = 0.2, .z_loss = 0.03}};
+  return all;
+}
+
+struct HeadCase {
+  std::vector<std::int64_t> mesh;
+  Placements hidden, weight;
+};
+
+class LinearCrossEntropyOnMeshes : public ::testing::TestWithParam<HeadCase> {};
+
+TEST_P(LinearCrossEntropyOnMeshes, EqualsTheLossOfWholeLogits) {
+  const HeadCase& param = GetParam();
+  const auto ranks = static_cast<int>(param.mesh[0] * param.mesh[1]);
+  RunRanks(ranks, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh(param.mesh, {"dp", "tp"});
+    const StrictScope strict;
+    for (const CrossEntropyOptions& options : losses_of_heads()) {
+      for (const std::int64_t chunks : {1, 3, 20}) {
+        const auto leaf = [&](const at::Tensor& value, const Placements& placements) {
+          return distribute_tensor(value, mesh, placements).tensor().detach().requires_grad_();
+        };
+        const at::Tensor hidden = leaf(head_hidden(), param.hidden);
+        const at::Tensor weight = leaf(head_weight(), param.weight);
+        const at::Tensor loss = linear_cross_entropy(hidden, weight, head_targets(),
+                                                     {.loss = options, .chunks = chunks});
+        loss.mul(3).backward();
+        expect_answer({loss.detach(), full_tensor(hidden.grad()), full_tensor(weight.grad())},
+                      of_whole_logits(options, 3), 1e-12);
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Placements, LinearCrossEntropyOnMeshes,
+    ::testing::Values(HeadCase{{1, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Shard{0}}},
+                      HeadCase{{1, 3}, {Replicate{}, Shard{0}}, {Replicate{}, Shard{0}}},
+                      HeadCase{{2, 2}, {Shard{0}, Replicate{}}, {Replicate{}, Shard{0}}},
+                      HeadCase{{2, 2}, {Shard{0}, Shard{0}}, {Replicate{}, Shard{0}}},
+                      HeadCase{{2, 2}, {Replicate{}, Replicate{}}, {Shard{0}, Shard{0}}},
+                      HeadCase{{3, 1}, {Shard{0}, Replicate{}}, {Replicate{}, Replicate{}}}));
+
+TEST(LinearCrossEntropy, EqualsTheLossOfWholeLogitsOnOneRank) {
+  for (const CrossEntropyOptions& options : losses_of_heads()) {
+    for (const std::int64_t chunk_bytes : {1, 4 * 8 * 13, 1 << 20}) {
+      const at::Tensor hidden = head_hidden().requires_grad_();
+      const at::Tensor weight = head_weight().requires_grad_();
+      const at::Tensor loss = linear_cross_entropy(hidden, weight, head_targets(),
+                                                   {.loss = options, .chunk_bytes = chunk_bytes});
+      loss.backward();
+      expect_answer({loss.detach(), hidden.grad(), weight.grad()}, of_whole_logits(options), 1e-12);
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyThoseWanted) {
+  const at::Tensor weight = head_weight().requires_grad_();
+  const at::Tensor loss =
+      linear_cross_entropy(head_hidden(), weight, head_targets(), {.chunks = 2});
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward();
+  EXPECT_TRUE(weight.grad().allclose(of_whole_logits({}).weight.mul(2), 1e-12, 1e-12));
+}
+
+TEST(LinearCrossEntropy, GivesTheLossOfEachRowWithoutGradient) {
+  const c10::NoGradGuard no_grad;
+  const CrossEntropyOptions rows{.reduction = Reduction::kNone};
+  const at::Tensor losses = linear_cross_entropy(head_hidden(), head_weight(), head_targets(),
+                                                 {.loss = rows, .chunks = 3});
+  const at::Tensor expected =
+      cross_entropy(at::linear(head_hidden(), head_weight()), head_targets(), rows);
+  EXPECT_TRUE(losses.allclose(expected, 1e-12, 1e-12));
+}
+
+/// Losses at the scale of a mean over many tokens, times a loss scale.
+class LinearCrossEntropyInHalf : public ::testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(LinearCrossEntropyInHalf, RoundsNoMoreThanTheTypeDoes) {
+  constexpr double kFactor = 1.0 / 3;
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
+    const auto leaf = [&](const at::Tensor& value, const Placement& placement) {
+      return distribute_tensor(value.to(GetParam()), mesh, {placement})
+          .tensor()
+          .detach()
+          .requires_grad_();
+    };
+    const at::Tensor hidden = leaf(head_hidden(), Replicate{});
+    const at::Tensor weight = leaf(head_weight(), Shard{0});
+    const at::Tensor loss = linear_cross_entropy(hidden, weight, head_targets(), {.chunks = 4});
+    loss.mul(kFactor).backward();
+    EXPECT_EQ(loss.scalar_type(), at::kFloat);
+    EXPECT_EQ(weight.grad().scalar_type(), GetParam());
+    const double tolerance = GetParam() == at::kHalf ? 2e-3 : 1.6e-2;
+    expect_answer({loss.detach(), full_tensor(hidden.grad()), full_tensor(weight.grad())},
+                  of_whole_logits({}, kFactor), tolerance);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, LinearCrossEntropyInHalf,
+                         ::testing::Values(at::kBFloat16, at::kHalf));
+
+TEST(LinearCrossEntropy, SumsAHalfWeightsGradientInFp32) {
+  // 1000 equal terms: in bf16 a sum stays where a term is less than half of its last bit.
+  const std::int64_t tokens = 1000;
+  const at::Tensor hidden = at::full({tokens, 2}, 1, at::kBFloat16);
+  const at::Tensor weight = at::full({4, 2}, 0, at::kBFloat16).requires_grad_();
+  const at::Tensor targets = at::full({tokens}, 0, at::kLong);
+  linear_cross_entropy(hidden, weight, targets,
+                       {.loss = {.reduction = Reduction::kSum}, .chunks = tokens})
+      .backward();
+  EXPECT_EQ(weight.grad()[1][0].item<double>(), 250);
+  EXPECT_EQ(weight.grad()[0][0].item<double>(), -752);  // -750 in bf16
+}
+
+TEST(LinearCrossEntropy, TakesTheMemoryOfItsParts) {
+  constexpr std::int64_t kVocabulary = 128256, kTokens = 48, kFeatures = 8;
+  constexpr std::int64_t kLogits = 4 * kTokens * kVocabulary;
+  constexpr std::int64_t kPart = kLogits / 8, kWeight = 4 * kVocabulary * kFeatures;
+  const at::Tensor hidden = testing::uniform_values({kTokens, kFeatures}, 1).requires_grad_();
+  const at::Tensor weight = testing::uniform_values({kVocabulary, kFeatures}, 2).requires_grad_();
+  const at::Tensor targets = at::arange(kTokens, at::kLong).mul(2671);
+  const auto run = [&](const auto& loss_of) {
+    testing::MemoryScope memory;
+    hidden.mutable_grad() = weight.mutable_grad() = at::Tensor();
+    const at::Tensor loss = loss_of();
+    loss.backward();
+    return std::pair(loss.item<double>(), memory.peak());
+  };
+  const auto [expected, whole] =
+      run([&] { return cross_entropy(at::linear(hidden, weight), targets); });
+  const at::Tensor gradient = weight.grad();
+  const auto [loss, peak] =
+      run([&] { return linear_cross_entropy(hidden, weight, targets, {.chunk_bytes = kPart}); });
+  EXPECT_NEAR(loss, expected, 1e-6 * expected);
+  EXPECT_TRUE(weight.grad().allclose(gradient, 1e-4, 1e-8));
+  // A part's logits in forward, or the gradient that backward gives out; a row in fp32 and what is
+  // of a token.
+  constexpr std::int64_t kSmall = 4 * 4 * kVocabulary + 100 * kTokens * kFeatures;
+  EXPECT_LE(peak, kWeight + std::max(kPart, kWeight) + kSmall);
+  EXPECT_GE(whole, 2 * kLogits);
+}
+
+/// The head of a 1B model and its loss on a GPU, without values.
+TEST(LinearCrossEntropy, TakesLessThanOneAndAHalfGigabytes) {
+  constexpr std::int64_t kVocabulary = 128256, kTokens = 16384, kFeatures = 2048;
+  double flops = 0;
+  std::int64_t products = 0;
+  const kernels::FakeMode fake(c10::DeviceType::CUDA, [&](const kernels::FakeCall& call) {
+    if (const bool adds = call.name.starts_with("aten::addmm"); adds || call.name == "aten::mm") {
+      ++products;
+      flops += 2.0 * static_cast<double>(call.results[0].numel() * call.inputs[adds].size(1));
+    }
+  });
+  const at::TensorOptions bf16(at::kBFloat16);
+  const at::Tensor hidden = at::empty({kTokens, kFeatures}, bf16).requires_grad_();
+  const at::Tensor weight = at::empty({kVocabulary, kFeatures}, bf16).requires_grad_();
+  const at::Tensor targets = at::arange(kTokens, at::kLong);
+  const auto peak = [&](const auto& loss_of) {
+    testing::MemoryScope memory;
+    hidden.mutable_grad() = weight.mutable_grad() = at::Tensor();
+    loss_of().backward();
+    EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
+    return memory.peak();
+  };
+  // As llama_train asks for them.
+  const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
+  EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
+            1'200'000'000);
+  // Three products of the whole, in parts of 2048 tokens.
+  EXPECT_EQ(flops, 3 * 2.0 * kTokens * kVocabulary * kFeatures);
+  EXPECT_EQ(products, 3 * kTokens / 2048);
+  EXPECT_GT(peak([&] { return cross_entropy(at::linear(hidden, weight), targets); }),
+            2 * 2 * kTokens * kVocabulary);
+}
+
+TEST(LinearCrossEntropy, SumsTheWeightsGradientOfFewPartsInBf16) {
+  const at::Tensor hidden = at::ones({64, 2}, at::kBFloat16);
+  const at::Tensor weight = at::zeros({4, 2}, at::kBFloat16).requires_grad_();
+  const at::Tensor targets = at::zeros({64}, at::kLong);
+  const auto sum_of_rows = [&](std::int64_t chunks) {
+    weight.mutable_grad() = at::Tensor();
+    linear_cross_entropy(hidden, weight, targets,
+                         {.loss = {.reduction = Reduction::kSum}, .chunks = chunks})
+        .backward();
+    return weight.grad()[1][0].item<double>();
+  };
+  for (const std::int64_t chunks : {1, 2, 7, 16, 64}) {
+    EXPECT_EQ(sum_of_rows(chunks), 16) << chunks;
+  }
+}
+
+TEST(LinearCrossEntropy, RefusesWhatItCannotTake) {
+  const at::Tensor hidden = head_hidden(), weight = head_weight(), targets = head_targets();
+  const auto run = [&](const LinearCrossEntropyOptions& options) {
+    linear_cross_entropy(hidden.clone().requires_grad_(), weight, targets, options);
+  };
+  EXPECT_ERROR(run({.chunks = -1}), ".chunks is -1");
+  EXPECT_ERROR(run({.chunk_bytes = 0}), ".chunk_bytes 0");
+  EXPECT_ERROR(run({.loss = {.reduction = Reduction::kNone}}), "kNone");
+  EXPECT_ERROR(run({.loss = {.z_loss = -1}}), "z_loss is -1");
+  EXPECT_ERROR(linear_cross_entropy(hidden, weight.t(), targets), "(vocabulary, features)");
+  EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), weight, targets), "of one type");
+  EXPECT_ERROR(linear_cross_entropy(hidden, weight, targets.add(13)), "outside the vocabulary");
+  testing::Filled<nn::Linear> biased(kHeadFeatures, kHeadVocabulary);
+  EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), biased, targets), "{.bias = false}");
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
+    const at::Tensor rows = distribute_tensor(weight, mesh, {Shard{0}}).tensor();
+    const at::Tensor columns = distribute_tensor(weight, mesh, {Shard{1}}).tensor();
+    const at::Tensor whole = distribute_tensor(hidden, mesh, {Replicate{}}).tensor();
+    EXPECT_ERROR(linear_cross_entropy(hidden, rows, targets), "plain", "distributed");
+    EXPECT_ERROR(linear_cross_entropy(whole, columns, targets), "the weight is Shard(1)");
+  });
+}
+
+/// Embedding, norm and head, tied or not.
+struct HeadModel : nn::Module<HeadModel> {
+  explicit HeadModel(bool tied) {
+    embed =
+        register_module("embed", std::make_shared<nn::Embedding>(kHeadVocabulary, kHeadFeatures));
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(kHeadFeatures));
+    head = register_module("head", std::make_shared<nn::Linear>(kHeadFeatures, kHeadVocabulary,
+                                                                nn::LinearOptions{.bias = false}));
+    if (tied) {
+      head->tie_slot("weight", embed->weight.slot());
+    }
+    testing::fill(*this);
+  }
+  /// `chunks` 0: of whole logits.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets, std::int64_t chunks) {
+    const at::Tensor hidden = (*norm)((*embed)(tokens));
+    return chunks == 0 ? cross_entropy((*head)(hidden), targets)
+                       : linear_cross_entropy(hidden, *head, targets, {.chunks = chunks});
+  }
+  std::shared_ptr<nn::Embedding> embed;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Linear> head;
+};
+
+struct ModelCase {
+  bool tied = false, sequence_parallel = true, reshard = true;
+  int micro_batches = 1;
+  bool bf16 = false;
+};
+
+class LinearCrossEntropyOfAModel : public ::testing::TestWithParam<ModelCase> {};
+
+/// The gradients of two data-parallel ranks' micro-batches.
+void run_head_model(HeadModel& model, int first, int last, std::int64_t chunks, bool sharded) {
+  for (int i = first; i < last; ++i) {
+    if (sharded) {
+      fsdp::set_requires_gradient_sync(model, i + 1 == last);
+    }
+    const at::Tensor tokens = at::arange(12, at::kLong).mul(5).add(i).remainder(kHeadVocabulary);
+    const at::Tensor targets = tokens.add(i + 1).remainder(kHeadVocabulary);
+    model(tokens, targets, chunks).mul(sharded ? 1.0 : 0.5).backward();
+  }
+}
+
+TEST_P(LinearCrossEntropyOfAModel, HasTheGradientsOfOneRank) {
+  const ModelCase& param = GetParam();
+  HeadModel expected(param.tied);
+  run_head_model(expected, 0, 2 * param.micro_batches, 0, false);
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    HeadModel model(param.tied);
+    const Placement between = param.sequence_parallel ? Placement(Shard{0}) : Replicate{};
+    parallelize_module(
+        model, mesh["tp"],
+        {{"embed", rowwise_parallel({.input_layouts = Replicate{},
+                                     .output_layouts = between,
+                                     .use_local_output = false})},
+         {"norm",
+          param.sequence_parallel ? sequence_parallel({.sequence_dim = 0}) : replicate_parallel()},
+         {"head", colwise_parallel({.input_layouts = between, .use_local_output = false})}});
+    fsdp::Options options{.reshard_after_forward = param.reshard};
+    if (param.bf16) {
+      options.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+    }
+    if (!param.tied) {  // else its weight is the root's
+      fsdp::fully_shard(*model.head, mesh["dp"], options);
+    }
+    fsdp::fully_shard(model, mesh["dp"], options);
+    const StrictScope strict;
+    const auto of_rank = static_cast<int>(mesh.local_rank("dp")) * param.micro_batches;
+    run_head_model(model, of_rank, of_rank + param.micro_batches, 3, true);
+    const double tolerance = param.bf16 ? 2e-2 : 1e-5;
+    testing::expect_gradients(model, testing::gradients_of(expected), 1, tolerance,
+                              tolerance * 0.3);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, LinearCrossEntropyOfAModel,
+                         ::testing::Values(ModelCase{}, ModelCase{.sequence_parallel = false},
+                                           ModelCase{.reshard = false, .micro_batches = 2},
+                                           ModelCase{.tied = true, .micro_batches = 2},
+                                           ModelCase{.bf16 = true}));
+
+}  // namespace
+}  // namespace tessera::tensor_parallel

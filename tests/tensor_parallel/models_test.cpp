@@ -1,0 +1,559 @@
+// Whole models and blocks under one plan, written or declared. They train as on one rank.
+
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/norm.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/tensor_parallel/block_plans.h"
+#include "tessera/tensor_parallel/declared_plan.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
+#include "testing/module_values.h"
+
+namespace tessera::tensor_parallel::one_plan {
+namespace {
+
+using testing::full_tensor;
+
+constexpr std::int64_t kBatch = 4, kTokens = 6, kDim = 24, kHeads = 6, kHeadDim = kDim / kHeads;
+constexpr std::int64_t kInner = 20, kExperts = 5, kWidth = 7, kVocabulary = 13;
+
+/// Experts whose weights are stacked, each token mixed from the two that its router prefers.
+struct Experts : nn::Module<Experts> {
+  Experts() {
+    up = register_slot("up", {kExperts, kDim, kWidth});
+    down = register_slot("down", {kExperts, kWidth, kDim});
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor chances = (*router)(x).softmax(-1);
+    const auto [best, indices] = chances.topk(2, -1);
+    const at::Tensor gates = at::zeros_like(chances).scatter(-1, indices, best);
+    const at::Tensor inner = at::gelu(at::matmul(x.unsqueeze(-3), *up));  // (batch, expert, ...)
+    const at::Tensor outer = at::matmul(inner, *down);
+    return (outer * gates.transpose(-1, -2).unsqueeze(-1)).sum(-3);
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(up, nn::init::normal(0, 0.2));
+    init.fill(down, nn::init::normal(0, 0.2));
+  }
+  nn::Child<nn::Linear> router{*this, "router", kDim, kExperts, nn::LinearOptions{.bias = false}};
+  nn::Parameter up, down;
+};
+
+struct Block : nn::Module<Block> {
+  Block() { gain = register_slot("gain", {kHeads, 1, 1}); }
+  /// The result, and an auxiliary loss of the heads.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    const std::vector<at::Tensor> parts = (*qkv)((*first_norm)(x)).chunk(3, -1);
+    const auto heads = [&](const at::Tensor& t) {
+      return t.view({x.size(0), x.size(1), -1, kHeadDim});
+    };
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention((*q_norm)(heads(parts[0])).transpose(1, 2),
+                                         (*k_norm)(heads(parts[1])).transpose(1, 2),
+                                         heads(parts[2]).transpose(1, 2), {}, 0.2, true) *
+        *gain;
+    const at::Tensor auxiliary = mixed.square().mean();
+    const at::Tensor h = x + (*dropout)((*out)(mixed.transpose(1, 2).flatten(2)));
+    const at::Tensor normed = (*second_norm)(h);
+    const at::Tensor mlp = (*down)(at::gelu((*up)(normed)));
+    return {h + at::dropout(mlp, 0.1, true) + (*experts)(normed), auxiliary};
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(gain, nn::init::normal(1, 0.3));
+  }
+  nn::Child<nn::LayerNorm> first_norm{*this, "first_norm", kDim};
+  nn::Child<nn::LayerNorm> second_norm{*this, "second_norm", kDim};
+  nn::Child<nn::Linear> qkv{*this, "qkv", kDim, 3 * kDim};
+  nn::Child<nn::RMSNorm> q_norm{*this, "q_norm", kHeadDim}, k_norm{*this, "k_norm", kHeadDim};
+  nn::Child<nn::Linear> out{*this, "out", kDim, kDim};
+  nn::Child<nn::Dropout> dropout{*this, "dropout", 0.1};
+  nn::Child<nn::Linear> up{*this, "up", kDim, kInner}, down{*this, "down", kInner, kDim};
+  nn::Child<Experts> experts{*this, "experts"};
+  nn::Parameter gain;
+};
+
+class Gpt : public nn::Module<Gpt> {
+ public:
+  Gpt() {
+    embed = register_module("embed", std::make_shared<nn::Embedding>(kVocabulary, kDim));
+    positions = register_slot("positions", {kTokens, kDim});
+    for (int i = 0; i < 2; ++i) {
+      blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<Block>()));
+    }
+    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kDim));
+    head = register_module("head", std::make_shared<nn::Linear>(kDim, kVocabulary));
+  }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) {
+    at::Tensor x = (*embed)(tokens) + *positions;
+    std::vector<at::Tensor> auxiliary;
+    for (const auto& block : blocks) {
+      auto [y, loss] = (*block)(x);
+      x = y;
+      auxiliary.push_back(loss);
+    }
+    const at::Tensor logits = (*head)((*norm)(x)).flatten(0, 1);
+    return at::cross_entropy_loss(logits, targets.flatten()) + 0.3 * at::stack(auxiliary).sum();
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(positions, nn::init::normal(0, 0.3));
+  }
+  std::shared_ptr<nn::Embedding> embed;
+  nn::Parameter positions;
+  std::vector<std::shared_ptr<Block>> blocks;
+  std::shared_ptr<nn::LayerNorm> norm;
+  std::shared_ptr<nn::Linear> head;
+};
+
+ParallelizePlan plan(bool sequence_parallel) {
+  const Placement between = sequence_parallel ? Placement(Shard{1}) : Replicate{};
+  return {{"block*.qkv", colwise_parallel()},
+          {"block*.out", rowwise_parallel({.output_layouts = between, .heads = kHeads})},
+          {"block*.up", colwise_parallel()},
+          {"block*.down", rowwise_parallel({.output_layouts = between})},
+          {"head", colwise_parallel()}};
+}
+
+struct Result {
+  at::Tensor loss;
+  std::vector<at::Tensor> gradients;
+};
+
+Result train_once(Rank& rank, const std::vector<std::int64_t>& sizes, bool sequence_parallel) {
+  const DeviceMesh mesh = rank.mesh(sizes, {"dp", "tp"});
+  Gpt model;
+  nn::apply_lora(model, {.rank = 3, .alpha = 6, .targets = {"block*.qkv", "block*.out"}});
+  for (const auto& [name, slot] : model.named_slots()) {
+    slot->get().set_requires_grad(true);  // the adapters and what they stand beside
+  }
+  parallelize_module(model, mesh["tp"], plan(sequence_parallel));
+  fsdp::fully_shard(*model.blocks[0], mesh["dp"]);
+  fsdp::fully_shard(model, mesh["dp"]);
+  nn::init_weights(model, 3);
+  {
+    const c10::NoGradGuard none;  // a B that is zero would hide A
+    for (const auto& [name, slot] : model.named_slots()) {
+      if (name.ends_with("lora_B.weight")) {
+        slot->persistent().add_(0.2);
+      }
+    }
+  }
+  manual_seed(17);
+  const at::Tensor ids =
+      at::arange(kBatch * (kTokens + 1), at::kLong).mul(5).remainder(kVocabulary);
+  const at::Tensor rows = ids.view({kBatch, kTokens + 1})
+                              .chunk(sizes[0])[static_cast<std::size_t>(mesh.local_rank("dp"))];
+  const at::Tensor loss = model(rows.slice(1, 0, kTokens), rows.slice(1, 1, kTokens + 1));
+  loss.backward();
+  at::Tensor mean = full_tensor(loss).clone();
+  mesh.group("dp").all_reduce(mean, ReduceOp::kAvg)->wait();
+  Result result{mean, {}};
+  for (const auto& [name, slot] : model.named_slots()) {
+    result.gradients.push_back(full_tensor(slot->persistent().grad()).clone());
+  }
+  return result;
+}
+
+class OnePlan : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
+
+TEST_P(OnePlan, WithColumnsAndRowsTrainsAsOneRankDoes) {
+  Result expected;
+  RunRanks(1, [&](Rank& rank) { expected = train_once(rank, {1, 1}, false); });
+  for (const bool sequence_parallel : {false, true}) {
+    RunRanks(testing::ranks_of(GetParam()), [&](Rank& rank) {
+      const Result found = train_once(rank, GetParam(), sequence_parallel);
+      EXPECT_TRUE(found.loss.allclose(expected.loss, 1e-5, 1e-6));
+      ASSERT_EQ(found.gradients.size(), expected.gradients.size());
+      for (std::size_t i = 0; i < expected.gradients.size(); ++i) {
+        EXPECT_GT(expected.gradients[i].abs().max().item<double>(), 0) << i;
+        EXPECT_TRUE(found.gradients[i].allclose(expected.gradients[i], 1e-3, 1e-5)) << i;
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, OnePlan,
+                         ::testing::Values(std::vector<std::int64_t>{1, 2},
+                                           std::vector<std::int64_t>{2, 2},
+                                           std::vector<std::int64_t>{1, 3}),
+                         [](const auto& info) {
+                           return "Dp" + std::to_string(info.param[0]) + "Tp" +
+                                  std::to_string(info.param[1]);
+                         });
+
+TEST(OnePlanOfHeads, NamesThoseThatTheRanksDoNotDivide) {
+  RunRanks(4, [](Rank& rank) {
+    Gpt model;
+    EXPECT_ERROR(parallelize_module(model, rank.mesh({4}, {"tp"}), plan(false)), "'block0.out'",
+                 "rowwise_parallel", "6 heads", "4 ranks");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel::one_plan
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using testing::uniform_values;
+
+class DeclaringMlp : public nn::Module<DeclaringMlp>, public DeclaresPlan {
+ public:
+  DeclaringMlp() {
+    up = register_module("up", std::make_shared<nn::Linear>(6, 11));
+    down = register_module("down", std::make_shared<nn::Linear>(11, 6));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x).sigmoid()); }
+  ParallelizePlan tensor_parallel_plan(const DeviceMesh& mesh,
+                                       const DeclaredPlanOptions& options) const override {
+    TESSERA_CHECK(options.sequence_parallel, "a DeclaringMlp on ", mesh.size(), " ranks");
+    return {{"up", colwise_parallel()}, {"down", rowwise_parallel()}};
+  }
+  std::shared_ptr<nn::Linear> up, down;
+};
+
+class Stacked : public nn::Module<Stacked> {
+ public:
+  Stacked() {
+    layers = register_module("layers", std::make_shared<nn::ModuleList>());
+    layers->push_back(std::make_shared<DeclaringMlp>());
+    layers->push_back(std::make_shared<DeclaringMlp>());
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(6));
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*norm)(layer(1)(layer(0)(x))); }
+  DeclaringMlp& layer(std::size_t i) { return *layers->at<DeclaringMlp>(i); }
+  std::shared_ptr<nn::ModuleList> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+};
+
+TEST(DeclaredPlan, IsThatOfTheModulesBelow) {
+  Stacked alone;
+  alone(uniform_values({4, 6}, 0.5)).square().sum().backward();
+  RunRanks(3, [&](testing::Rank& rank) {
+    Stacked model;
+    parallelize_module(model, rank.mesh({3}, {"tp"}));
+    EXPECT_EQ(DistributedTensor(model.layer(1).down->weight).placements(), Placements{Shard{1}});
+    model(uniform_values({4, 6}, 0.5)).square().sum().backward();
+    testing::expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
+TEST(DeclaredPlan, NamesModulesFromTheRoot) {
+  const Stacked model;
+  const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
+  std::vector<std::string> patterns;
+  for (const auto& [pattern, style] : declared_plan(model, mesh)) {
+    patterns.push_back(pattern);
+  }
+  EXPECT_EQ(patterns, (std::vector<std::string>{"layers.0.up", "layers.0.down", "layers.1.up",
+                                                "layers.1.down"}));
+  EXPECT_ERROR(declared_plan(model, mesh, {.sequence_parallel = false}),
+               "a DeclaringMlp on 2 ranks");
+}
+
+TEST(DeclaredPlan, IsRequiredIfNoPlanIsGiven) {
+  nn::Linear linear(4, 4);
+  const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
+  EXPECT_ERROR(parallelize_module(linear, mesh), "no plan was given",
+               "derive the class from tensor_parallel::DeclaresPlan");
+}
+
+// A plain module between parts of the sequence: 7 tokens over 3 ranks.
+TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsWhatItReturns) {
+  testing::Filled<nn::RMSNorm> alone(4);
+  const at::Tensor x = uniform_values({7, 4}, 0.1);
+  const at::Tensor expected = alone(x);
+  expected.square().sum().backward();
+  RunRanks(3, [&](testing::Rank& rank) {
+    testing::Filled<nn::RMSNorm> norm(4);
+    parallelize_module(norm, rank.mesh({3}, {"tp"}),
+                       {{"", prepare_module_input_output({.input_layouts = {Shard{0}},
+                                                          .desired_input_layouts = {Replicate{}},
+                                                          .use_local_input = true,
+                                                          .output_layouts = {Replicate{}},
+                                                          .desired_output_layouts = {Shard{0}},
+                                                          .use_local_output = false})}});
+    const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);
+    EXPECT_EQ(DistributedTensor(y).placements(), Placements{Shard{0}});
+    EXPECT_TRUE(DistributedTensor(y).full_tensor().allclose(expected.detach(), 1e-5, 1e-6));
+    y.square().sum().backward();
+    EXPECT_TRUE(
+        testing::full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
+  });
+}
+
+using testing::full_tensor;
+
+constexpr std::int64_t kHidden = 12, kSequences = 2, kPositions = 6;
+
+struct BlockCase {
+  nn::AttentionOptions attention;
+  bool folded = false;
+  bool sequence_parallel = false;
+  bool gated = false;
+};
+
+/// A norm, attention and an MLP whose width no number of ranks here divides.
+struct OneBlock final : nn::Module<OneBlock> {
+  explicit OneBlock(const BlockCase& c) : options(c) {
+    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kHidden));
+    attn = register_module("attn", std::make_shared<nn::Attention>(c.attention));
+    const nn::MlpOptions mlp{.hidden = kHidden, .inner = 13, .bias = true};
+    if (c.gated) {
+      gated = register_module("mlp", std::make_shared<nn::SwiGlu>(mlp));
+    } else {
+      gelu = register_module("mlp", std::make_shared<nn::GeluMlp>(mlp));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const nn::AttentionInputs inputs{.batch = options.folded ? kSequences : 0};
+    const at::Tensor h = x + (*attn)((*norm)(x), inputs);
+    return options.gated ? (*gated)(h) : (*gelu)(h);
+  }
+  BlockCase options;
+  std::shared_ptr<nn::LayerNorm> norm;
+  std::shared_ptr<nn::Attention> attn;
+  std::shared_ptr<nn::SwiGlu> gated;
+  std::shared_ptr<nn::GeluMlp> gelu;
+};
+
+ParallelizePlan plan_of(const BlockCase& c) {
+  const Placement between = c.sequence_parallel ? Placement(Shard{c.folded ? 0 : 1}) : Replicate{};
+  const StylePtr norm = c.sequence_parallel ? sequence_parallel({.sequence_dim = c.folded ? 0 : 1})
+                                            : replicate_parallel();
+  return joined({{{"norm", norm}},
+                 attention_plan("attn", c.attention, {.activations = between}),
+                 c.gated ? swi_glu_plan("mlp", {}, {.activations = between})
+                         : gelu_mlp_plan("mlp", {}, {.activations = between})});
+}
+
+at::Tensor input_of(const BlockCase& c) {
+  const at::Tensor x =
+      testing::uniform_values({kSequences, kPositions, kHidden}, 0.3).to(at::kDouble);
+  return c.folded ? x.flatten(0, 1) : x;
+}
+
+class BlockOnRanks : public ::testing::TestWithParam<BlockCase> {};
+
+TEST_P(BlockOnRanks, ComputesWhatOneRankDoes) {
+  const BlockCase& c = GetParam();
+  OneBlock alone(c);
+  alone.to(at::kDouble);
+  testing::fill(alone);
+  const at::Tensor expected = alone(input_of(c));
+  expected.square().mean().backward();
+  for (const int ranks : {2, 3}) {
+    if (alone.attn->options().kv_heads % ranks != 0) {
+      continue;
+    }
+    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
+      const StrictScope strict;
+      OneBlock model(c);
+      model.to(at::kDouble);
+      testing::fill(model);
+      parallelize_module(model, mesh, plan_of(c));
+      const Placement place =
+          c.sequence_parallel ? Placement(Shard{c.folded ? 0 : 1}) : Replicate{};
+      const at::Tensor y =
+          DistributedTensor(model(distribute_tensor(input_of(c), mesh, {place}))).full_tensor();
+      EXPECT_TRUE(y.allclose(expected, 1e-10, 1e-12));
+      y.square().mean().backward();
+      testing::expect_gradients(model, testing::gradients_of(alone), 1, 1e-10, 1e-12);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , BlockOnRanks,
+    ::testing::Values(
+        BlockCase{.attention = {.hidden = kHidden, .heads = 6, .qkv_bias = true},
+                  .folded = true,
+                  .gated = true},
+        BlockCase{.attention = {.hidden = kHidden,
+                                .heads = 6,
+                                .head_dim = 4,
+                                .output_bias = true,
+                                .qk_norm = true,
+                                .window = 3},
+                  .sequence_parallel = true},
+        BlockCase{.attention = {.hidden = kHidden, .heads = 6, .qkv_bias = true, .fused_qkv = true},
+                  .sequence_parallel = true},
+        BlockCase{
+            .attention =
+                {.hidden = kHidden, .heads = 4, .kv_heads = 2, .qkv_bias = true, .fused_qkv = true},
+            .folded = true,
+            .sequence_parallel = true,
+            .gated = true}),
+    [](const auto& info) { return "Case" + std::to_string(info.index); });
+
+TEST_P(BlockOnRanks, DropsWhatOneRankDrops) {
+  const auto run = [](Rank& rank, double dropout) {
+    BlockCase c = GetParam();
+    c.attention.dropout = dropout;
+    OneBlock model(c);
+    model.to(at::kDouble);
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({rank.size()}, {"tp"});
+    parallelize_module(model, mesh, plan_of(c));
+    const Placement place = c.sequence_parallel ? Placement(Shard{c.folded ? 0 : 1}) : Replicate{};
+    manual_seed(3);
+    const auto x = distribute_tensor(input_of(c), mesh, {place});
+    return full_tensor(model(x));
+  };
+  at::Tensor expected;
+  RunRanks(1, [&](Rank& rank) {
+    expected = run(rank, 0.5);
+    EXPECT_FALSE(expected.allclose(run(rank, 0), 1e-2, 1e-3));
+  });
+  RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(run(rank, 0.5).allclose(expected, 1e-10, 1e-12)); });
+}
+
+TEST(BlockPlan, RefusesHeadsThatRanksDoNotDivide) {
+  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
+    for (const bool fused : {false, true}) {
+      const BlockCase c{
+          .attention = {
+              .hidden = kHidden, .heads = 4, .fused_qkv = fused, .names = {.output = "o"}}};
+      OneBlock model(c);
+      EXPECT_ERROR(parallelize_module(model, mesh, plan_of(c)), fused ? "4 groups" : "4 heads",
+                   "3");
+      EXPECT_FALSE(tessera::is_distributed(*model.norm->weight));
+    }
+    EXPECT_ERROR(attention_plan("attn", {.hidden = 12, .heads = 5}), "5 heads");
+  });
+}
+
+using testing::full_tensor;
+using testing::uniform_values;
+
+constexpr std::int64_t kLoraRows = 8;
+const nn::LoraOptions kAdapters{
+    .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
+
+/// A fused Linear and one back, with adapters; 10 and 6 features, which 3 ranks or 4 don't divide.
+struct AdaptedBlock final : nn::Module<AdaptedBlock> {
+  at::Tensor forward(const at::Tensor& x) {
+    const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
+    return (*head)((*down)(at::gelu(parts[0]) * parts[1]));
+  }
+  nn::Child<nn::FusedLinear> gate_up{*this, "gate_up", 6,
+                                     std::vector<nn::FusedPart>{{"gate", 10}, {"up", 10}}};
+  nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
+};
+
+/// Adapters that do something.
+void fill_adapters(nn::ModuleBase& model) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [name, slot] : nn::lora_slots(model)) {
+    const at::Tensor& to = slot->persistent();
+    const at::Tensor values = uniform_values(to.sizes(), static_cast<double>(name.size()), 0.4);
+    if (!tessera::is_distributed(to)) {
+      to.copy_(values);
+      continue;
+    }
+    const ShardingSpec& spec = sharding_spec(to);
+    const DistributedTensor whole(make_distributed(
+        values, {spec.mesh, Layout::replicated(spec.layout->mesh_sizes(), 2)}, to.sizes().vec()));
+    local_tensor(to).copy_(local_tensor(whole.redistribute(spec.layout)));
+  }
+}
+
+/// Two steps on this rank's rows; the adapters' values afterwards, whole.
+std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
+  manual_seed(11);
+  optim::Sgd optimizer(model, {.lr = 0.5});
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor batch = uniform_values({kLoraRows, 6}, 0.1 + step);
+    model(batch.chunk(parts)[static_cast<std::size_t>(part)]).square().mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  std::vector<at::Tensor> values;
+  for (const auto& [name, slot] : nn::lora_slots(model)) {
+    values.push_back(full_tensor(slot->persistent()).clone());
+  }
+  return values;
+}
+
+std::shared_ptr<AdaptedBlock> adapted_on(const DeviceMesh& mesh) {
+  const auto model = testing::made_on_meta<AdaptedBlock>();
+  nn::apply_lora(*model, kAdapters);
+  parallelize_module(*model, mesh["tp"],
+                     {{"gate_up", fused_colwise_parallel({.use_local_output = false})},
+                      {"down", rowwise_parallel({.use_local_output = false})},
+                      {"head", colwise_parallel({.output_layouts = Replicate{}})}});
+  fsdp::fully_shard(*model, mesh["dp"]);
+  nn::to_empty(*model, at::kCPU);
+  nn::init_weights(*model, 5);
+  return model;
+}
+
+class LoraOnAMesh : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
+
+TEST_P(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
+  at::Tensor initial, merged;
+  std::vector<at::Tensor> expected;
+  // On one rank, where FSDP only says that dropout draws by the element.
+  RunRanks(1, [&](Rank& rank) {
+    AdaptedBlock alone;
+    nn::apply_lora(alone, kAdapters);
+    fsdp::fully_shard(alone, rank.mesh({1}, {"dp"}));
+    nn::init_weights(alone, 5);
+    initial = testing::parameter_values(alone);
+    fill_adapters(alone);
+    expected = train(alone, 0, 1);
+    nn::merge_lora(alone);
+    merged = testing::parameter_values(alone);
+  });
+  const std::vector<std::int64_t> sizes = GetParam();
+  RunOnMesh(sizes, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    const StrictScope strict;
+    const auto model = adapted_on(mesh);
+    EXPECT_TRUE(at::equal(testing::parameter_values(*model), initial));
+    fill_adapters(*model);
+    const std::vector<at::Tensor> values = train(*model, mesh.local_rank("dp"), sizes[0]);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(values[i].allclose(expected[i], 1e-4, 1e-5)) << i;
+    }
+    for (const auto& [name, slot] : model->named_slots()) {
+      EXPECT_FALSE(slot->persistent().grad().defined()) << name;
+    }
+    nn::merge_lora(*model);
+    EXPECT_TRUE(testing::parameter_values(*model).allclose(merged, 1e-4, 1e-5));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , LoraOnAMesh,
+    ::testing::Values(std::vector<std::int64_t>{2, 2}, std::vector<std::int64_t>{1, 4},
+                      std::vector<std::int64_t>{1, 3}, std::vector<std::int64_t>{4, 1}),
+    [](const auto& info) {
+      return "Dp" + std::to_string(info.param[0]) + "Tp" + std::to_string(info.param[1]);
+    });
+
+TEST(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding) {
+  RunOnMesh({2, 1}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const auto model = adapted_on(mesh);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    // A and B of gate_up, then of down, in rows for 2 ranks: 2 of 6, 10 of 3; 2 of 10, 3 of 3. Each
+    // shard has a multiple of 64 bytes, 16 numbers.
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (16 + 32 + 32 + 16));
+    EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
+                 "before parallelize_module");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,328 @@
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/norm.h"
+#include "tessera/nn/visit_modules.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
+#include "testing/module_values.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+struct Layer : nn::Module<Layer> {
+  at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x)); }
+
+  nn::Child<nn::Linear> up{*this, "up", 4, 6}, down{*this, "down", 6, 4};
+};
+
+class Tree : public nn::Module<Tree> {
+ public:
+  Tree() {
+    embed = register_module("embed", std::make_shared<nn::Embedding>(10, 4));
+    layers = register_module("layers", std::make_shared<nn::ModuleList>());
+    for (int i = 0; i < 3; ++i) {
+      layers->push_back(std::make_shared<Layer>());
+    }
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(4));
+    head = register_module("head",
+                           std::make_shared<nn::Linear>(4, 10, nn::LinearOptions{.bias = false}));
+    for (const auto& [name, slot] : named_slots()) {
+      const at::Tensor values = slot->get().detach();
+      values.copy_(at::arange(values.numel()).view(values.sizes()));
+    }
+  }
+  Layer& layer(std::size_t i) { return *layers->at<Layer>(i); }
+
+  std::shared_ptr<nn::Embedding> embed;
+  std::shared_ptr<nn::ModuleList> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Linear> head;
+};
+
+DeviceMesh mesh_of(int ranks) {
+  return init_device_mesh(comm::fake_world(0, ranks), {ranks}, {"tp"});
+}
+
+/// Lists the modules that it is asked to place, and changes none.
+class Probe final : public ParallelStyle {
+ public:
+  std::string name() const override { return "probe"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const override {
+    found.push_back(&module);
+    return {};
+  }
+  void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
+  mutable std::vector<const nn::ModuleBase*> found;
+};
+
+/// The FQNs that `pattern` matches below `root`.
+std::vector<std::string> matches(nn::ModuleBase& root, const std::string& pattern) {
+  const auto probe = std::make_shared<Probe>();
+  parallelize_module(root, mesh_of(2), {{pattern, probe}});
+  std::vector<std::string> names;
+  for (const nn::ModuleBase* module : probe->found) {
+    nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& each) {
+      if (&each == module) {
+        names.push_back(fqn);
+      }
+    });
+  }
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(PlanPatterns, MatchByWildcard) {
+  Tree tree;
+  EXPECT_EQ(matches(tree, "layers.*.up"), (Names{"layers.0.up", "layers.1.up", "layers.2.up"}));
+  EXPECT_EQ(matches(tree, "layers.[02].?o*"), (Names{"layers.0.down", "layers.2.down"}));
+  EXPECT_EQ(matches(tree, ""), Names{""});
+}
+
+/// The projections of attention. The layers need not be alike.
+struct Projections : nn::Module<Projections> {
+  explicit Projections(bool with_norm) {
+    if (with_norm) {
+      register_module("q_norm", std::make_shared<nn::RMSNorm>(2));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*o)((*q)(x)); }
+  nn::Child<nn::Linear> q{*this, "q", 8, 12}, o{*this, "o", 12, 8};
+};
+
+struct Stack : nn::Module<Stack> {
+  Stack() {
+    for (const bool with_norm : {true, true, false, true}) {
+      layers->push_back(std::make_shared<Projections>(with_norm));
+    }
+    layers->push_back(std::make_shared<nn::RMSNorm>(8));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+  nn::Child<nn::ModuleList> layers{*this, "layers"};
+};
+
+TEST(PlanPatterns, MatchBelowAllModulesOfAClassOrAreRefused) {
+  Stack stack;
+  EXPECT_EQ(matches(stack, "**.q_norm").size(), 3U);
+  EXPECT_EQ(matches(stack, "layers.[013].q_norm").size(), 3U);
+  // A norm among the layers is of another class.
+  EXPECT_EQ(matches(stack, "layers.*.q").size(), 4U);
+  EXPECT_ERROR(matches(stack, "layers.*.q_norm"), "'layers.*.q_norm'", "3 of the 4", "'layers.2'",
+               "[q, o]", "[0-2]", "'**.q_norm'");
+}
+
+TEST(PlanPatterns, MatchASharedModuleOnce) {
+  struct Sharing : nn::Module<Sharing> {
+    Sharing() {
+      const auto shared = std::make_shared<Projections>(false);
+      register_module("a0", shared);
+      register_module("a1", shared);
+    }
+    at::Tensor forward(const at::Tensor& x) { return x; }
+  };
+  Sharing model;
+  EXPECT_EQ(matches(model, "a*.q").size(), 1U);
+}
+
+/// A plan that is refused, and names in the message.
+struct Refusal {
+  const char* name;
+  int ranks;
+  ParallelizePlan plan;
+  std::vector<std::string> words;
+};
+
+TEST(Plan, IsRefusedBeforeAnythingIsChanged) {
+  const std::vector<Refusal> refusals{
+      {"a star does not match a dot", 2, {{"*.up", colwise_parallel()}}, {"'*.up'"}},
+      {"no such module", 2, {{"layers.1.gate", colwise_parallel()}}, {"'gate'", "[up, down]"}},
+      {"a later entry",
+       2,
+       {{"layers.*.up", colwise_parallel()}, {"layers.*.gate", rowwise_parallel()}},
+       {"'layers.*.gate'"}},
+      {"no style", 2, {{"layers.*.up", nullptr}}, {"\"layers.*.up\""}},
+      {"a style that does not fit",
+       2,
+       {{"embed", rowwise_parallel()}, {"norm", colwise_parallel()}},
+       {"'norm'", "colwise_parallel", "RMSNorm"}},
+      {"two styles",
+       2,
+       {{"layers.*.up", colwise_parallel()}, {"layers.0.up", rowwise_parallel()}},
+       {"'layers.0.up'", "colwise_parallel", "rowwise_parallel"}},
+      {"heads and ranks, columns",
+       4,
+       {{"layers.*.up", colwise_parallel({.heads = 6})}},
+       {"'layers.0.up'", "colwise_parallel", "6 heads", "4 ranks"}},
+      {"heads and ranks, rows",
+       4,
+       {{"layers.*.down", rowwise_parallel({.heads = 6})}},
+       {"'layers.0.down'", "rowwise_parallel", "6 heads", "4 ranks"}},
+      {"heads and features",
+       2,
+       {{"layers.*.up", colwise_parallel({.heads = 5})}},
+       {"6 features", ".heads = 5"}},
+      {"heads of an Embedding",
+       2,
+       {{"embed", rowwise_parallel({.input_layouts = Replicate{}, .heads = 2})}},
+       {".heads = 2", "Embedding"}},
+      {"no parameters of its own",
+       2,
+       {{"layers", place_parameters()}},
+       {"'layers'", "place_parameters"}},
+      {"no such parameter",
+       2,
+       {{"norm", place_parameters({.placements = {{"wight", Shard{0}}}})}},
+       {"'wight'", "weight"}},
+  };
+  for (const Refusal& refusal : refusals) {
+    Tree tree;
+    const std::string message = testing::message_of(
+        [&] { parallelize_module(tree, mesh_of(refusal.ranks), refusal.plan); });
+    EXPECT_TRUE(message.starts_with("parallelize_module: ") ||
+                message.find("'wight'") != std::string::npos)
+        << refusal.name << ": " << message;
+    for (const std::string& word : refusal.words) {
+      EXPECT_NE(message.find(word), std::string::npos)
+          << refusal.name << ": " << word << " is not in: " << message;
+    }
+    for (const auto& [name, slot] : tree.named_slots()) {
+      EXPECT_FALSE(tessera::is_distributed(slot->get())) << refusal.name << ": " << name;
+    }
+  }
+}
+
+TEST(Parallelize, ShardsParametersAsTheStylesSay) {
+  RunRanks(4, [](Rank& rank) {
+    Tree tree;
+    const at::Tensor up = tree.layer(1).up->weight->detach().clone();
+    const at::Tensor down = tree.layer(1).down->weight->detach().clone();
+    parallelize_module(tree, rank.mesh({4}, {"tp"}),
+                       {{"embed", rowwise_parallel()},
+                        {"layers.*.up", colwise_parallel()},
+                        {"layers.*.down", rowwise_parallel()},
+                        {"norm", sequence_parallel({.sequence_dim = 0})}});
+    const auto r = static_cast<std::size_t>(rank.rank());
+    // 6 over 4 ranks: 2, 2, 2, 0.
+    EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
+    EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
+    EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
+    EXPECT_EQ(DistributedTensor(tree.layer(2).down->weight).placements(), Placements{Shard{1}});
+    EXPECT_EQ(DistributedTensor(tree.layer(2).down->bias).placements(), Placements{Replicate{}});
+    EXPECT_EQ(DistributedTensor(tree.embed->weight).placements(), Placements{Shard{0}});
+    EXPECT_EQ(DistributedTensor(tree.norm->weight).placements(), Placements{Replicate{}});
+    // No entry names it.
+    EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Replicate{}});
+  });
+}
+
+TEST(Parallelize, NeedsNoCommunication) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    parallelize_module(tree, rank.mesh({2}, {"tp"}), {{"layers.*.up", colwise_parallel()}});
+    EXPECT_TRUE(rank.world()->traffic().table().empty());
+  });
+}
+
+TEST(Parallelize, FreesTheWholeParameter) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(4, 6);
+    parallelize_module(linear, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}});
+    EXPECT_EQ(local_tensor(linear.weight).storage().nbytes(), 3 * 4 * sizeof(float));
+  });
+}
+
+TEST(Parallelize, KeepsFrozenParametersFrozen) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    tree.norm->slot("weight")->get().set_requires_grad(false);
+    tree.head->slot("weight")->get().set_requires_grad(false);
+    parallelize_module(tree, rank.mesh({2}, {"tp"}),
+                       {{"norm", sequence_parallel()}, {"head", colwise_parallel()}});
+    EXPECT_FALSE(tree.norm->weight->requires_grad());
+    EXPECT_FALSE(tree.head->weight->requires_grad());
+    EXPECT_TRUE(tree.embed->weight->requires_grad());
+  });
+}
+
+TEST(Parallelize, KeepsTiedWeightsTied) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    tree.head->tie_slot("weight", tree.embed->slot("weight"));
+    parallelize_module(tree, rank.mesh({2}, {"tp"}),
+                       {{"embed", rowwise_parallel()}, {"head", colwise_parallel()}});
+    EXPECT_TRUE(tree.head->weight->is_same(*tree.embed->weight));
+    EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
+  });
+}
+
+TEST(Parallelize, RefusesTwoPlacementsOfATiedWeight) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    tree.head->tie_slot("weight", tree.embed->slot("weight"));
+    EXPECT_ERROR(parallelize_module(tree, rank.mesh({2}, {"tp"}),
+                                    {{"embed", colwise_parallel()}, {"head", colwise_parallel()}}),
+                 "tied");
+    EXPECT_FALSE(tessera::is_distributed(tree.head->weight));
+  });
+}
+
+TEST(Parallelize, ShardsMetaParameters) {
+  RunRanks(2, [](Rank& rank) {
+    const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
+    parallelize_module(*linear, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}});
+    EXPECT_TRUE(linear->weight->is_meta());
+    EXPECT_EQ(local_tensor(linear->weight).size(0), rank.rank() == 0 ? 4 : 3);
+  });
+}
+
+// As torchtitan: one plan of the model, then one of each block.
+TEST(Parallelize, TakesASecondPlanOfWhatTheFirstDidNotName) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    Tree tree;
+    const at::Tensor up = tree.layer(1).up->weight->detach().clone();
+    parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
+    parallelize_module(tree.layer(1), mesh, {{"up", colwise_parallel()}});
+    EXPECT_EQ(DistributedTensor(tree.layer(1).up->weight).placements(), Placements{Shard{0}});
+    EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
+    EXPECT_EQ(DistributedTensor(tree.layer(1).down->weight).placements(), Placements{Replicate{}});
+    EXPECT_EQ(DistributedTensor(tree.layer(0).up->weight).placements(), Placements{Replicate{}});
+  });
+}
+
+TEST(Parallelize, RefusesASecondPlanOfTheSameParameters) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    Tree tree;
+    parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
+    EXPECT_ERROR(parallelize_module(tree, mesh, {{"head", colwise_parallel()}}), "'head'",
+                 "DeviceMesh((tp=2), cpu)");
+  });
+}
+
+TEST(Parallelize, RefusesAShardedModule) {
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    Tree tree;
+    fsdp::fully_shard(*tree.head, mesh["dp"]);
+    EXPECT_ERROR(parallelize_module(tree, mesh["tp"], {{"head", colwise_parallel()}}), "'head'",
+                 "fully_shard");
+  });
+}
+
+TEST(Parallelize, RefusesAMeshThatIsNotOneDimensional) {
+  RunRanks(4, [](Rank& rank) {
+    Tree tree;
+    EXPECT_ERROR(parallelize_module(tree, rank.mesh({2, 2}, {"dp", "tp"}), {}),
+                 "DeviceMesh((dp=2, tp=2), cpu)");
+  });
+}
+
+TEST(Parallelize, RefusesListsOfUnlikeLength) {
+  EXPECT_ERROR(prepare_module_input({.input_layouts = {Replicate{}}, .desired_input_layouts = {}}),
+               "prepare_module_input", "1 placements", "0 desired");
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,389 @@
+// What ranks must have alike: replicated parameters, plain inputs, and the origin of split
+// parameters.
+
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/norm.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
+#include "testing/environment.h"
+#include "testing/module_values.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using testing::DebugChecks;
+using testing::ErrorsOfRanks;
+using testing::fill;
+using testing::Filled;
+using testing::full_tensor;
+using testing::uniform_values;
+
+/// What QK-norm is in attention: 4 heads of 2 features, each normed by itself, with one weight.
+class NormedHeads : public nn::Module<NormedHeads> {
+ public:
+  NormedHeads() {
+    const nn::LinearOptions no_bias{.bias = false};
+    q = register_module("q", std::make_shared<nn::Linear>(8, 8, no_bias));
+    q_norm = register_module("q_norm", std::make_shared<nn::RMSNorm>(2));
+    o = register_module("o", std::make_shared<nn::Linear>(8, 8, no_bias));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor heads = (*q)(x).view({x.size(0), -1, 2});
+    return (*o)((*q_norm)(heads).flatten(1));
+  }
+
+  std::shared_ptr<nn::Linear> q, o;
+  std::shared_ptr<nn::RMSNorm> q_norm;
+};
+
+class HeadsModel : public nn::Module<HeadsModel> {
+ public:
+  HeadsModel() {
+    layers = register_module("layers", std::make_shared<nn::ModuleList>());
+    for (int i = 0; i < 2; ++i) {
+      layers->push_back(std::make_shared<NormedHeads>());
+    }
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(8));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      x = x + layer(i)(x);
+    }
+    return (*norm)(x);
+  }
+  NormedHeads& layer(std::size_t i) { return *layers->at<NormedHeads>(i); }
+
+  std::shared_ptr<nn::ModuleList> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+};
+
+ParallelizePlan plan_of_heads() {
+  return {{"layers.*.q", colwise_parallel()},
+          {"layers.*.q_norm", sequence_parallel({.sequence_dim = 1})},
+          {"layers.*.o", rowwise_parallel()}};
+}
+
+at::Tensor tokens() {
+  return uniform_values({5, 8}, 0.5);
+}
+
+/// The caller's word that a plain tensor is this rank's part of the tokens.
+StylePtr takes_parts() {
+  return prepare_module_input({.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
+}
+
+TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
+  Filled<nn::RMSNorm> alone(4);
+  const at::Tensor x = uniform_values({8, 4}, 0.1);
+  RunRanks(3, [&](Rank& rank) {
+    Filled<nn::RMSNorm> norm(4);
+    parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
+    const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2
+    EXPECT_EQ(y.sizes(), x.sizes());
+    EXPECT_TRUE(full_tensor(y).allclose(alone(x).detach()));
+  });
+}
+
+TEST(UnevenPart, IsWhatChunkMakes) {
+  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Filled<nn::RMSNorm> norm(4);
+    parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
+    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
+  });
+  EXPECT_CONTAINS(errors, "the root module takes a plain tensor for [Shard(0)]",
+                  "the ranks hold [2, 3, 3]", "of 8 is [3, 3, 2]");
+}
+
+TEST(Replicas, AreEqualBeforeTheFirstForward) {
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    Filled<HeadsModel> model;
+    if (rank.rank() == 3) {
+      model.norm->weight->detach()[5] = 2.5;
+    }
+    parallelize_module(model, mesh["tp"], plan_of_heads());
+    model(tokens());
+  });
+  for (const std::string& error : {errors[2], errors[3]}) {
+    EXPECT_CONTAINS(error, "parameter 'norm.weight' differs from rank 2 on ranks 3, first at [5]",
+                    "2.5 on rank 3");
+  }
+}
+
+TEST(Replicas, AreComparedForReplicatedStylesToo) {
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Filled<HeadsModel> model;
+    if (rank.rank() == 1) {
+      model.layer(1).q_norm->weight->detach()[0] = 2.5;
+    }
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
+    model(tokens());
+  });
+  EXPECT_CONTAINS(errors[0], "parameter 'layers.1.q_norm.weight' differs from rank 0 on ranks 1");
+}
+
+TEST(Replicas, MayDifferIfMarkedDistinct) {
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    Filled<HeadsModel> model;
+    model.norm->weight->detach().fill_(rank.rank() + 1.0);
+    model.norm->slot("weight")->set_distinct_along(mesh);
+    parallelize_module(model, mesh, plan_of_heads());
+    model.layer(0)(tokens());
+  });
+}
+
+TEST(Replicas, AreNotOnTheMetaDevice) {
+  RunRanks(2, [](Rank& rank) {
+    const nn::MetaDevice meta;
+    nn::RMSNorm norm(4);
+    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", sequence_parallel()}});
+    // There is nothing to compare: the call says what is missing first.
+    EXPECT_ERROR(norm(at::empty({2, 3, 4}, at::device(c10::kMeta))), "call nn::to_empty");
+  });
+}
+
+TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Filled<nn::Embedding> embedding(10, 4);
+    parallelize_module(embedding, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
+    embedding(at::arange(4, at::kLong) + rank.rank());
+  });
+  EXPECT_CONTAINS(errors, "the root module on DeviceMesh((tp=2), cpu): its plain input",
+                  "first at [0]: 0 on rank 0 and 1 on rank 1", "the same batch");
+}
+
+TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    Filled<HeadsModel> model;
+    parallelize_module(model, mesh["tp"], plan_of_heads());
+    {
+      const c10::NoGradGuard none;
+      model(tokens());
+    }
+    // Data-parallel ranks may differ, ranks of one tp group may not.
+    model(tokens() + static_cast<double>(mesh.local_rank("dp")));
+    Filled<HeadsModel> other;
+    parallelize_module(other, mesh["tp"], plan_of_heads());
+    other(tokens() + static_cast<double>(rank.rank()));
+  });
+  EXPECT_CONTAINS(errors, "the plain input 0 differs", "the same batch");
+}
+
+TEST(PlainInputs, AreComparedOnce) {
+  RunRanks(2, [](Rank& rank) {
+    Filled<HeadsModel> model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
+    model(tokens());
+    model(tokens() + static_cast<double>(rank.rank()));
+  });
+}
+
+struct MasksItsHeads : nn::Module<MasksItsHeads> {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) { return (*q)(x).mul(mask); }
+  nn::Child<nn::Linear> q{*this, "q", 8, 8};
+};
+
+TEST(DebugMode, CompareEveryPlainOperandOfADistributedTensor) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    nn::Sequential model;
+    const auto inner = std::make_shared<MasksItsHeads>();
+    nn::ModuleList layers;
+    layers.push_back(inner);
+    fill(layers);
+    parallelize_module(layers, rank.mesh({2}, {"tp"}),
+                       {{"0", prepare_module_input({})}, {"0.q", colwise_parallel()}});
+    const c10::NoGradGuard none;
+    (*inner)(tokens(), at::full({8}, rank.rank() + 1.0));
+  });
+  EXPECT_CONTAINS(errors, "aten::mul", "'0'", "differs from rank 0 on ranks 1");
+}
+
+TEST(DebugMode, CompareCopiesAtEachForward) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Filled<HeadsModel> model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
+    model(tokens());
+    model.norm->weight->detach().add_(rank.rank());
+    model(tokens());
+  });
+  EXPECT_CONTAINS(errors[1], "parameter 'norm.weight' differs from rank 0 on ranks 1");
+}
+
+/// Gives each rank another gradient of what all compute alike.
+class ScalesGradients final : public ParallelStyle {
+ public:
+  std::string name() const override { return "scales_gradients"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(const nn::ModuleBase&) const override {
+    return {};
+  }
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    module.add_forward_hook([mesh](auto&, nn::TensorList outputs) {
+      const double scale = 1.0 + static_cast<double>(mesh.local_rank());
+      outputs[0]->register_hook([scale](const at::Tensor& gradient) { return gradient * scale; });
+    });
+  }
+};
+
+TEST(DebugMode, CompareGradientsAfterEachBackward) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Filled<nn::RMSNorm> norm(4);
+    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", std::make_shared<ScalesGradients>()}});
+    norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
+  });
+  EXPECT_CONTAINS(errors, "the gradient of parameter 'weight' differs from rank 0 on ranks 1",
+                  "DeviceMesh((tp=2), cpu)");
+}
+
+/// `b` has no entry, and meets what `a` has split by features.
+struct SumOfTwo : nn::Module<SumOfTwo> {
+  at::Tensor forward(const at::Tensor& x) { return (a(x) + b(x)).square().sum(); }
+  nn::Child<nn::Linear> a{*this, "a", 8, 6};
+  nn::Child<nn::Linear> b{*this, "b", 8, 6};
+};
+
+TEST(DebugMode, CompareGradientsThatOperatorsHaveSplit) {
+  const DebugChecks checks("1");
+  Filled<SumOfTwo> alone;
+  alone(tokens()).backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<SumOfTwo> model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}), {{"a", colwise_parallel()}});
+    model(tokens()).backward();
+    const at::Tensor& split = model.b->weight.slot()->persistent();
+    EXPECT_EQ(DistributedTensor(split).placements(), Placements{Replicate{}});
+    EXPECT_EQ(DistributedTensor(split.grad()).placements(), Placements{Replicate{}});
+    EXPECT_TRUE(full_tensor(split.grad()).allclose(alone.b->weight->grad()));
+    optim::Sgd(model, {.lr = 0.1}).step();
+    EXPECT_NO_THROW(model(tokens()));
+  });
+}
+
+// The gradients of FSDP's parameters exist once its reductions are done.
+TEST(DebugMode, CompareGradientsOfShards) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    Filled<nn::RMSNorm> norm(4);
+    parallelize_module(norm, mesh["tp"], {{"", std::make_shared<ScalesGradients>()}});
+    fsdp::fully_shard(norm, mesh["dp"]);
+    // In the first backward all ranks take the gradient of one, until they know which are sums.
+    for (int backward = 0; backward < 2; ++backward) {
+      norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
+    }
+  });
+  EXPECT_CONTAINS(errors[0], "the gradient of parameter 'weight' differs from rank 0 on ranks 1");
+  EXPECT_CONTAINS(errors[3], "the gradient of parameter 'weight' differs from rank 2 on ranks 3");
+}
+
+namespace split_origins {
+
+constexpr auto kDifferent = "are parts of different tensors; give all ranks one seed";
+
+at::Tensor call(nn::Linear& linear) {
+  return linear(testing::uniform_values({3, 4}, 1));
+}
+
+void split(nn::Linear& linear, const DeviceMesh& mesh) {
+  parallelize_module(linear, mesh, {{"", colwise_parallel()}});
+}
+
+TEST(SplitOrigins, AreRefusedForDifferentSeedsBeforeThePlan) {
+  RunRanks(3, [](Rank& rank) {
+    nn::Linear linear(4, 5);
+    nn::init_weights(linear, rank.rank() == 2 ? 1 : 0);
+    split(linear, rank.mesh({3}, {"tp"}));
+    EXPECT_ERROR(call(linear), "tensor parallelism on", "parameter 'weight' on rank 0 and rank 2",
+                 kDifferent);
+  });
+}
+
+TEST(SplitOrigins, AreRefusedForDifferentSeedsAfterThePlan) {
+  RunRanks(2, [](Rank& rank) {
+    const auto linear = testing::made_on_meta<nn::Linear>(4, 5);
+    split(*linear, rank.mesh({2}, {"tp"}));
+    nn::to_empty(*linear, at::kCPU);
+    nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));
+    EXPECT_ERROR(call(*linear), kDifferent);
+  });
+}
+
+TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<nn::Linear> linear(4, 5);
+    if (mesh.local_rank("tp") == 1) {
+      const at::NoGradGuard no_grad;
+      linear.slot("weight")->get().add_(1);
+    }
+    split(linear, mesh["tp"]);
+    fsdp::fully_shard(linear, mesh["dp"]);
+    EXPECT_ERROR(call(linear), kDifferent);
+  });
+}
+
+TEST(SplitOrigins, AreOfEquallyManyParameters) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    testing::Filled<nn::Linear> linear(4, 5, nn::LinearOptions{.bias = rank.rank() == 1});
+    split(linear, rank.mesh({2}, {"tp"}));
+    call(linear);
+  });
+  EXPECT_CONTAINS(errors, "of DeviceMesh((tp=2), cpu), rank 1 has 2 parameters where rank 0 has 1",
+                  "make the same model on every rank");
+  EXPECT_CONTAINS(errors[0], "(on this rank from parameter 'weight' to parameter 'weight')");
+  EXPECT_CONTAINS(errors[1], "(on this rank from parameter 'weight' to parameter 'bias')");
+}
+
+TEST(SplitOrigins, AreAcceptedForOneTensor) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    for (const bool sharded : {false, true}) {
+      for (const std::int64_t outputs : {5, 1}) {
+        nn::Linear filled(4, outputs), seeded(4, outputs);
+        testing::fill(filled);
+        nn::init_weights(seeded, 3);
+        for (nn::Linear* linear : {&filled, &seeded}) {
+          split(*linear, mesh["tp"]);
+          if (sharded) {
+            fsdp::fully_shard(*linear, mesh["dp"]);
+          }
+          EXPECT_NO_THROW(call(*linear).sum().backward());
+        }
+      }
+    }
+  });
+}
+
+TEST(SplitOrigins, DoNotMatterOnceValuesWereWrittenOrWhereTheyAreMeantToDiffer) {
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    nn::Linear written(4, 5), distinct(4, 5);
+    for (nn::Linear* linear : {&written, &distinct}) {
+      nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));
+      split(*linear, mesh);
+    }
+    {
+      const at::NoGradGuard no_grad;
+      for (const auto& [name, slot] : written.named_slots()) {
+        slot->get().fill_(0.5);
+      }
+    }
+    for (const auto& [name, slot] : distinct.named_slots()) {
+      slot->set_distinct_along(mesh);
+    }
+    EXPECT_NO_THROW(call(written));
+    EXPECT_NO_THROW(call(distinct));
+  });
+}
+
+}  // namespace split_origins
+}  // namespace
+}  // namespace tessera::tensor_parallel
