@@ -62,12 +62,12 @@ std::int64_t product(SizesRef sizes) {
 
 void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   TESSERA_CHECK(offset.size() == sizes.size() && block.size() == sizes.size(), "a block of ",
-                block.size(), " dimensions was asked for of a tensor of ", sizes.size());
+                block.size(), " dimensions does not fit a tensor of ", sizes.size());
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
     TESSERA_CHECK(offset[dim] >= 0 && block[dim] >= 0 && block[dim] <= sizes[dim] &&
                       offset[dim] <= sizes[dim] - block[dim],
                   "positions [", offset[dim], ", ", offset[dim], " + ", block[dim],
-                  ") of dimension ", dim, " were asked for, which has ", sizes[dim]);
+                  ") are outside of dimension ", dim, ", which has ", sizes[dim]);
   }
 }
 

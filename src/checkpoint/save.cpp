@@ -37,7 +37,7 @@ namespace tessera::checkpoint {
 namespace {
 
 void check_arguments(std::int64_t step, const StateDict& state, const SaveOptions& options) {
-  TESSERA_CHECK(step >= 0, "a checkpoint of step ", step, " was asked for: count steps from 0");
+  TESSERA_CHECK(step >= 0, "a checkpoint of step ", step, " is invalid: count steps from 0");
   TESSERA_CHECK(options.keep == 0 || options.keep >= 2, "keep is ", options.keep,
                 ": keep 2 steps or more, so that one is there if the newest is damaged, or 0, all");
   TESSERA_CHECK(state.entries.is_object(), "the entries of a checkpoint are a JSON ",

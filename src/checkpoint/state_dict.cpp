@@ -127,8 +127,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
       check_one_value(*item.slot, item.names.front());
       TESSERA_CHECK(item.slot->initialized() || !(options.full_state_dict || options.cpu_offload),
                     "parameter '", item.names.front(),
-                    "' was never filled: call nn::init_weights() or load before its values are "
-                    "asked for");
+                    "' was never filled: call nn::init_weights() or load first");
     }
   });
   TensorDict dict;

@@ -33,10 +33,10 @@ void check(const AdamWOptions& options) {
                     options.lr >= 0.0 && options.weight_decay >= 0.0,
                 "AdamW with lr ", options.lr, ", betas ", options.beta1, " and ", options.beta2,
                 ", eps ", options.eps, ", weight decay ", options.weight_decay,
-                " was asked for; betas must be in [0, 1), the others not negative");
+                " is invalid; betas must be in [0, 1), the others not negative");
   TESSERA_CHECK(options.moment_dtype == c10::ScalarType::Float || rounds(options),
                 "AdamW with moments in ", options.moment_dtype,
-                " was asked for; they may be Float or BFloat16");
+                " is invalid; they may be Float or BFloat16");
 }
 
 bool is_narrow(const at::Tensor& moments) {
@@ -155,9 +155,9 @@ std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& group
 void check(const SgdOptions& options) {
   TESSERA_CHECK(options.lr >= 0.0 && options.momentum >= 0.0 && options.weight_decay >= 0.0,
                 "SGD with lr ", options.lr, ", momentum ", options.momentum, ", weight decay ",
-                options.weight_decay, " was asked for; none may be negative");
+                options.weight_decay, " is invalid; none may be negative");
   TESSERA_CHECK(!options.nesterov || options.momentum > 0.0,
-                "SGD with Nesterov's momentum was asked for, but without momentum; give both");
+                "SGD with Nesterov's momentum needs a momentum above 0");
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ class Counting {
       const bool known =
           std::ranges::any_of(meshes, [&](auto& mesh) { return has_dim(mesh, name); });
       TESSERA_CHECK(meshes.empty() || known, "the norm of gradients that differ along '", name,
-                    "' was asked for, but ", to_string(meshes.front()), " has no such dimension",
+                    "' cannot be computed: ", to_string(meshes.front()), " has no such dimension",
                     "; name dimensions of the mesh that the parameters' meshes are slices of");
     }
   }
@@ -178,7 +178,8 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
     joint = mesh;
   }
   TESSERA_CHECK(contains(joint, mesh), "the norm of gradients on ", to_string(joint), " and on ",
-                to_string(mesh), " was asked for, but neither holds all ranks of the other; ",
+                to_string(mesh),
+                " cannot be computed: neither mesh contains all ranks of the other; ",
                 "name a mesh that holds both in NormOptions::over");
 }
 
@@ -188,7 +189,7 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 /// the gradients collected, with pending sums reduced.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
-                "the norm of gradients was asked for with a null parameter; pass slots of modules, "
+                "the norm of gradients was called with a null parameter; pass slots of modules, "
                 "such as those of slots_of(model)");
   Counting counting(options);
   counting.check(parameters);
@@ -428,14 +429,14 @@ kernels::NormAndFactor checked_norm(const GradTerms& terms,
 
 void check(const NormOptions& options) {
   TESSERA_CHECK(options.norm_type > 0.0, "a ", options.norm_type,
-                "-norm of gradients was asked for; p must be above 0 (infinity for the largest)");
+                "-norm of gradients is invalid; p must be above 0 (infinity for the largest)");
 }
 
 /// The norm and the factor, with the gradients that they are of.
 std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
     const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
-                " was asked for; it must not be negative");
+                " is invalid; it must not be negative");
   check(options);
   const comm::CallerScope caller("clip_grad_norm_");
   const c10::AutoGradMode no_grad(false);

@@ -51,7 +51,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
                 "a GradScaler with initial scale ", options.init_scale, ", growth ",
                 options.growth_factor, " every ", options.growth_interval, " steps, backoff ",
                 options.backoff_factor, ", least scale ", options.min_scale, ", tolerance ",
-                options.tolerance, " was asked for; the scale and the interval must be above 0, ",
+                options.tolerance, " is invalid; the scale and the interval must be above 0, ",
                 "growth at least 1, backoff in (0, 1), the tolerance in [0, 1]");
   state_.scale = options.init_scale;
 }
@@ -78,7 +78,7 @@ at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameter
   check_once();
   const comm::CallerScope caller("clip_grad_norm_");
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
-                " was asked for; it must not be negative");
+                " is invalid; it must not be negative");
   const at::Tensor scaled = grad_norm(parameters, options);
   const double norm = scaled.item<double>() / state_.scale;
   if (std::isfinite(norm)) {
@@ -99,7 +99,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   const GradTerms terms = collect_grads(parameters, options);
   for (const at::Tensor& grad : terms.locals) {
     TESSERA_CHECK(grad.element_size() >= 4, "GradScaler::unscale_ of ", grad.scalar_type(),
-                  " gradients was asked for, where small ones would vanish; leave it to ",
+                  " gradients would lose small values; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
   // The maximum is enough to know whether all are finite.

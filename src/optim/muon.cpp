@@ -228,18 +228,18 @@ void check(const MuonOptions& options) {
                     options.ns_steps < 100,
                 "Muon with lr ", options.lr, ", weight decay ", options.weight_decay, ", momentum ",
                 options.momentum, ", eps ", options.eps, " and ", options.ns_steps,
-                " Newton-Schulz steps was asked for; the momentum must be in [0, 1), eps above 0, ",
+                " Newton-Schulz steps is invalid; the momentum must be in [0, 1), eps above 0, ",
                 "there may be 99 steps, and nothing is negative");
 }
 
 void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
   for (const nn::SlotPtr& slot : parameters) {
-    TESSERA_CHECK(slot->persistent().dim() == 2, "Muon was asked to update a parameter of sizes ",
-                  slot->persistent().sizes(), ", which is no matrix; give it to AdamW (see ",
-                  "split_for_muon)");
-    TESSERA_CHECK(!slot->persistent().is_complex(), "Muon was asked to update ",
-                  nn::describe(*slot), " of ", slot->persistent().scalar_type(),
-                  ", but its iteration is one of real matrices; give it to AdamW");
+    TESSERA_CHECK(slot->persistent().dim() == 2,
+                  "Muon updates matrices only, and not a parameter of sizes ",
+                  slot->persistent().sizes(), "; give it to AdamW (see ", "split_for_muon)");
+    TESSERA_CHECK(!slot->persistent().is_complex(), "Muon updates real matrices only, but ",
+                  nn::describe(*slot), " is ", slot->persistent().scalar_type(),
+                  "; give it to AdamW");
   }
 }
 

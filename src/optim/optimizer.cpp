@@ -162,7 +162,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   for (StateTensor& state : optimizer.state()) {
     const auto found = names.find(state.slot.get());
     TESSERA_CHECK(found != names.end(), "the optimizer updates ", nn::describe(*state.slot),
-                  " that is not in the module whose names were asked for; pass the module that the "
+                  " that is not in the given module; pass the module that the "
                   "optimizer was made for");
     named.emplace_back(found->second + "." + state.name, std::move(state.tensor));
   }
@@ -215,12 +215,12 @@ std::vector<StateTensor> OptimizerList::state() {
 Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inner)), decay_(decay) {
   TESSERA_CHECK(inner_ != nullptr, "an Ema was given a null optimizer; construct that first");
   TESSERA_CHECK(decay >= 0.0 && decay < 1.0, "an Ema with decay ", decay,
-                " was asked for; it must be in [0, 1)");
+                " is invalid; it must be in [0, 1)");
 }
 
 /// While swapped, a step would train the averages, and a checkpoint would save them as parameters.
 void Ema::check_not_swapped() const {
-  TESSERA_CHECK(!swapped_, "Ema: a step or the state was asked for while the parameters are the ",
+  TESSERA_CHECK(!swapped_, "Ema: step() or state() was called while the parameters are the ",
                 "averages; call swap() again first");
 }
 
@@ -232,7 +232,7 @@ void Ema::check_sizes(std::size_t index) const {
                 "Ema: the local shard of ", nn::describe(*parameters()[index]), " has sizes ",
                 local.sizes(), " on ", local.device(), " but had ", average.sizes(), " on ",
                 average.device(), " when its average began; apply TP and FSDP and move the module ",
-                "before the first step and before the state is asked for");
+                "before the first step and before the first call of state()");
 }
 
 /// Not in the constructor: parameters are filled, split and moved after it.
@@ -345,18 +345,18 @@ Schedule parse_schedule(std::string_view name) {
       return schedule;
     }
   }
-  fail("schedule '", name, "' was asked for; there are constant, linear, cosine and wsd");
+  fail("schedule '", name, "' is unknown; there are constant, linear, cosine and wsd");
 }
 
 namespace {
 
-std::int64_t asked_decay(const LrScheduleOptions& o) {
+std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
 /// A fall that began within the warm-up would begin below the full rate, with a jump.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
-  return std::min(asked_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
+  return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }
 
 }  // namespace
@@ -365,13 +365,13 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   const auto is_share = [](double value) { return value >= 0 && value <= 1; };
   TESSERA_CHECK(options.warmup >= 0 && options.steps >= 0, "a schedule of ", options.steps,
                 " steps with a warm-up of ", options.warmup,
-                " was asked for; neither may be negative");
+                " is invalid; neither may be negative");
   TESSERA_CHECK(is_share(options.decay_ratio) && is_share(options.min_factor),
                 "a schedule with decay_ratio ", options.decay_ratio, " and min_factor ",
-                options.min_factor, " was asked for; both are from 0 to 1");
-  if (options.schedule == Schedule::kWsd && asked_decay(options) > decay_steps(options)) {
-    TORCH_WARN("a wsd schedule of ", options.steps, " steps was asked to fall in the last ",
-               asked_decay(options), ", but its warm-up takes the first ", options.warmup,
+                options.min_factor, " is invalid; both are from 0 to 1");
+  if (options.schedule == Schedule::kWsd && requested_decay(options) > decay_steps(options)) {
+    TORCH_WARN("a wsd schedule of ", options.steps, " steps falls in the last ",
+               requested_decay(options), ", but its warm-up takes the first ", options.warmup,
                "; it falls in the last ", decay_steps(options));
   }
 }
@@ -379,11 +379,10 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
 /// Warm-up does not begin at 0: the first step (0) would do nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
-  TESSERA_CHECK(step >= 0, "the rate of step ", step, " was asked for; steps count from 0");
+  TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
   // Not in the constructor: a run of no steps has a schedule, too. Without steps every rate is 0.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
-                " of a ", name_of(o.schedule),
-                " schedule was asked for, which needs the number of the run's ",
+                " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
                 "steps, but that is 0; give LrScheduleOptions::steps");
   if (step < o.warmup) {
     return static_cast<double>(step + 1) / static_cast<double>(o.warmup);

@@ -52,7 +52,7 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
   TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
-                " that nobody has filled; call nn::init_weights or load values first");
+                " that was never filled; call nn::init_weights or load values first");
   if (states_[index].tensors.empty()) {
     return;
   }

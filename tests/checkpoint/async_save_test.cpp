@@ -16,7 +16,7 @@
 #include "checkpoint/known_model.h"
 #include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
-#include "nn/torch_models.h"
+#include "testing/models.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"

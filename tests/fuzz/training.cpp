@@ -29,7 +29,6 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/full_tensor.h"
 #include "testing/values.h"
 
 namespace tessera::fuzz {

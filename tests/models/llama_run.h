@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tessera/tessera.hpp"
-#include "testing/full_tensor.h"
+#include "testing/values.h"
 
 namespace tessera::models {
 

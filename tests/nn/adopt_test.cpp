@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "nn/graphs.h"
-#include "nn/torch_models.h"
+#include "testing/models.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"

@@ -1,6 +1,6 @@
 #include "tessera/nn/initialization.h"
 
-#include "nn/layers_of_each_kind.h"
+#include "testing/models.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

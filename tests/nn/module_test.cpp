@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/layers_of_each_kind.h"
+#include "testing/models.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"

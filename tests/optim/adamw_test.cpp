@@ -166,7 +166,7 @@ TEST(AdamW, RefusesAParameterWithoutValues) {
   nn::Linear module(2, 2);
   AdamW optimizer(module, kOptions);
   set_grad(module.slot("weight"), at::ones({2, 2}));
-  EXPECT_ERROR(optimizer.step(), "that nobody has filled");
+  EXPECT_ERROR(optimizer.step(), "that was never filled");
 }
 
 TEST(AdamW, HasLibtorchsDefaults) {

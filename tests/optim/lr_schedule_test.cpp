@@ -72,7 +72,7 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
   const LrSchedule schedule(
       {.schedule = Schedule::kWsd, .warmup = 6, .steps = 10, .decay_ratio = 0.8});
   EXPECT_CONTAINS(::testing::internal::GetCapturedStderr(),
-                  "of 10 steps was asked to fall in the last 8, but its warm-up takes the first 6; "
+                  "of 10 steps falls in the last 8, but its warm-up takes the first 6; "
                   "it falls in the last 4");
   EXPECT_DOUBLE_EQ(schedule.factor(5), 1);
   EXPECT_DOUBLE_EQ(schedule.factor(6), 1);

@@ -223,7 +223,8 @@ TEST(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter) {
 TEST(Optimizer, RefusesToNameStateOfAnotherModule) {
   Sgd optimizer({slot_of(at::ones({2}))}, {.momentum = 0.9});
   const nn::Linear other(2, 2);
-  EXPECT_ERROR(named_state(optimizer, other), "a parameter of sizes [2] that is not in the module");
+  EXPECT_ERROR(named_state(optimizer, other),
+               "a parameter of sizes [2] that is not in the given module");
 }
 
 TEST(Optimizer, CountsStepsOfEachParameter) {

@@ -94,7 +94,7 @@ TEST(Sgd, HasNoStateWithoutMomentum) {
 TEST(Sgd, RefusesOptionsThatMakeNoSense) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::ones({2}))};
   EXPECT_ERROR(Sgd(slots, {.lr = -1.0}), "SGD with lr -1");
-  EXPECT_ERROR(Sgd(slots, {.lr = 0.1, .nesterov = true}), "without momentum; give both");
+  EXPECT_ERROR(Sgd(slots, {.lr = 0.1, .nesterov = true}), "Nesterov's momentum");
 }
 
 TEST(Sgd, RefusesMomentumThatComesLater) {

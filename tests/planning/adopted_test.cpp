@@ -3,7 +3,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include "nn/torch_models.h"
+#include "testing/models.h"
 #include "planning/sent.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/mesh/device_mesh.h"

@@ -15,6 +15,5 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "testing/errors.h"
-#include "testing/full_tensor.h"
 #include "testing/ranks.h"
 #include "testing/values.h"

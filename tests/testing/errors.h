@@ -1,7 +1,11 @@
+// What a call throws, tables of refusals, and names of cases.
+
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <exception>
 #include <functional>
 #include <string>
@@ -102,3 +106,15 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 
 /// The same of tessera::Error.
 #define EXPECT_ERROR(expression, ...) EXPECT_THROWN(::tessera::Error, expression, __VA_ARGS__)
+
+namespace tessera::testing {
+
+/// The name of a case of a parametrized test: its `name`, with _ for what gtest does not allow.
+template <class Case>
+std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.name;
+  std::ranges::replace_if(name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+
+}  // namespace tessera::testing

@@ -12,7 +12,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/module.h"
-#include "testing/full_tensor.h"
 #include "testing/values.h"
 
 namespace tessera::testing {

@@ -1,3 +1,5 @@
+// Tensors of known values, whole tensors, and layouts of tensors.
+
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -5,7 +7,14 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
+
+#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/mesh/device_mesh.h"
 
 namespace tessera::testing {
 
@@ -30,6 +39,33 @@ inline at::Tensor uniform_values(at::IntArrayRef sizes, double seed, double scal
 /// Floats of the standard normal distribution.
 inline at::Tensor normal_values(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
+}
+
+/// The whole value of a tensor, distributed or plain, without its gradient; undefined if `tensor`
+/// is. Collective if `tensor` is distributed.
+inline at::Tensor full_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  const c10::NoGradGuard no_grad;
+  return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor()
+                                         : tensor.detach();
+}
+
+/// The local tensor of this rank, by index arithmetic alone. Over a partial mesh dimension
+/// coordinate 0 holds the value and the others zeros.
+inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
+  at::Tensor part = full;
+  for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
+    const auto indices = global_indices(layout, dim, full.size(dim), mesh.coordinate());
+    part = part.index_select(dim, at::tensor(indices, at::kLong));
+  }
+  for (const PartialDim& partial : layout.partial()) {
+    if (mesh.local_rank(partial.mesh_dim) != 0) {
+      part = at::zeros_like(part);
+    }
+  }
+  return part;
 }
 
 }  // namespace tessera::testing

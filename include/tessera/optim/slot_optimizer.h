@@ -189,12 +189,12 @@ class GroupedOptimizer : public SlotOptimizer {
  private:
   void check_group(std::size_t group) const {
     TESSERA_CHECK(group < groups(), "group ", group, " of an optimizer that has ", groups(),
-                  " was asked for; groups count from 0");
+                  " is invalid; groups count from 0");
   }
   void check_rates() const final {
     for (std::size_t group = 0; group < groups(); ++group) {
       TESSERA_CHECK(lr(group) >= 0 && std::isfinite(lr(group)), "a step at the rate ", lr(group),
-                    " was asked for, in group ", group,
+                    " is invalid, in group ", group,
                     " of an optimizer; set an lr and a factor that are finite and not negative");
     }
   }

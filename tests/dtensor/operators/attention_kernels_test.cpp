@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "operator_case.h"
-#include "testing/case_name.h"
+#include "testing/errors.h"
 #include "testing/distributed.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 #include <random>
 
 #include "testing/distributed.h"
-#include "testing/layouts.h"
+#include "testing/values.h"
 #include "testing/random_layout.h"
 
 namespace tessera::testing {

@@ -1,7 +1,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/factories.h"
 #include "testing/distributed.h"
-#include "testing/layouts.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {

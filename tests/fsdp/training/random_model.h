@@ -23,7 +23,7 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/full_tensor.h"
+#include "testing/values.h"
 #include "testing/ranks.h"
 
 namespace tessera::fsdp::drawing {
