@@ -123,7 +123,7 @@ class TrafficByModule {
           backward_.reset();
         }
       });
-      module.add_forward_hook([this, name](auto&, nn::TensorList, nn::TensorList outputs) {
+      module.add_forward_hook([this, name](auto&, nn::TensorList outputs) {
         for (const at::Tensor* output : outputs) {
           if (output->requires_grad()) {
             output->register_hook([this, name](const at::Tensor&) {

@@ -550,7 +550,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-Sizes numbers(const std::string& text) {
+Sizes numbers_in(const std::string& text) {
   Sizes result;
   std::istringstream in(text);
   for (std::string word; in >> word;) {
@@ -562,7 +562,7 @@ Sizes numbers(const std::string& text) {
 }
 
 /// "[Shard(0), _StridedShard(dim=1, sf=2)]": a placement ends with its closing parenthesis.
-Placements placements(const std::string& text) {
+Placements placements_in(const std::string& text) {
   Placements result;
   std::size_t begin = 1;
   for (auto end = text.find(')'); end != std::string::npos; end = text.find(')', begin)) {
@@ -574,15 +574,15 @@ Placements placements(const std::string& text) {
 
 /// The row of these cells as it should be: with what the planner moves, in bold where that is less.
 std::string row_of(const std::vector<std::string>& cells) {
-  const auto mesh = numbers(cells[0]);
-  const auto from = placements(cells[1]), to = placements(cells[2]);
+  const auto mesh = numbers_in(cells[0]);
+  const auto from = placements_in(cells[1]), to = placements_in(cells[2]);
   std::ostringstream row;
   row << "| " << cells[0] << " | `" << cells[1] << "` | `" << cells[2] << "` |";
   for (const auto& [sizes, theirs] :
        {std::pair(Sizes{8, 8}, cells[4]), std::pair(Sizes{7, 5}, cells[6])}) {
     const auto own = moved(mesh, sizes, from, to);
-    EXPECT_LE(own.bytes, numbers(theirs).front()) << row.str();
-    const char* mark = own.bytes < numbers(theirs).front() ? "**" : "";
+    EXPECT_LE(own.bytes, numbers_in(theirs).front()) << row.str();
+    const char* mark = own.bytes < numbers_in(theirs).front() ? "**" : "";
     row << " " << mark << own << mark << " | " << theirs << " |";
   }
   return row.str();
