@@ -37,8 +37,8 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/values.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
-#include "tessera/observe/metrics.h"
 #include "tessera/observe/detail/progress.h"
+#include "tessera/observe/metrics.h"
 #include "tessera/observe/profile.h"
 #include "tessera/observe/tensorboard.h"
 #include "tessera/training/checkpointer.h"
