@@ -199,7 +199,7 @@ def upright(axes, names, low, high):
     axes.grid(visible=False, axis="y")
 
 def under_left(axes, text):
-    axes.annotate(text, (0, 0), xytext=(-8, -7), xycoords="axes fraction", textcoords="offset points", ha="right", va="top")
+    axes.annotate(text, (0, 0), xytext=(-24, -7), xycoords="axes fraction", textcoords="offset points", ha="right", va="top")
 
 def steps_axis(axes, first, last):
     axes.set_xlim(first, max(last, first + 1))
