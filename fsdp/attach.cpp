@@ -120,8 +120,8 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
 /// While it exists, these units reduce what was asked for alone.
 class RequestScope {
  public:
-  RequestScope(std::vector<std::shared_ptr<Unit>> units, const std::vector<RequestedParameter>& asked,
-               Request request)
+  RequestScope(std::vector<std::shared_ptr<Unit>> units,
+               const std::vector<RequestedParameter>& asked, Request request)
       : units_(std::move(units)) {
     set_all(Request::kLeaveOut);
     for (const RequestedParameter& each : asked) {

@@ -161,7 +161,8 @@ c10::TensorOptions GradientReduction::tensor_options() const {
 }
 
 at::Tensor GradientReduction::shard(std::size_t index) const {
-  return mesh_.ranks() == 1 ? gradients_[index].local : shard_of(output_, segments_[index], mesh_.shard.local_rank());
+  return mesh_.ranks() == 1 ? gradients_[index].local
+                            : shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
 /// With rows that divide evenly, the unsharded gradient is already what a reduce-scatter takes: the
@@ -406,9 +407,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   // The sum over tensor parallelism is taken on shards, which are smaller, and in one all-reduce
   // with those of other parameters, when CommContext::settle runs the sums. The result is written
   // beside its neighbours' gradients, where a complete gradient is. Before the ranks have agreed
-  // (PartialGradGroup), complete ones take this path too; an optimizer that joins neighbours must then
-  // join the same ones in the first step of a resumed run as in that step of an uninterrupted one.
-  // Not written to autograd's tensor, which hooks of the user may hold.
+  // (PartialGradGroup), complete ones take this path too; an optimizer that joins neighbours must
+  // then join the same ones in the first step of a resumed run as in that step of an uninterrupted
+  // one. Not written to autograd's tensor, which hooks of the user may hold.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,

@@ -153,8 +153,7 @@ std::string unit_name(const nn::ModuleBase& module) {
   return unit == nullptr ? "" : unit->label();
 }
 
-ActiveUnits::ActiveUnits(const nn::ModuleBase& model)
-    : units_(units_of(model, /*recurse=*/true)) {}
+ActiveUnits::ActiveUnits(const nn::ModuleBase& model) : units_(units_of(model, /*recurse=*/true)) {}
 
 std::string ActiveUnits::text() const {
   const Unit* inner = nullptr;

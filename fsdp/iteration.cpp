@@ -9,11 +9,11 @@
 #include <optional>
 #include <utility>
 
+#include "param_group.h"
 #include "tessera/core/detail/environment.h"
+#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
-#include "param_group.h"
-#include "tessera/core/error.h"
 
 namespace tessera::fsdp {
 
@@ -87,8 +87,7 @@ bool IterationState::begin_forward() {
     forget_reductions();
     enter(IterationPhase::kIdle);
   }
-  TESSERA_CHECK(phase() != IterationPhase::kBackward, "forward of ",
-                units().front()->label(),
+  TESSERA_CHECK(phase() != IterationPhase::kBackward, "forward of ", units().front()->label(),
                 " was called within its own backward, from a hook or an autograd function for "
                 "example; call it before or after backward, or let nn::checkpoint run it again");
   enter(IterationPhase::kForward);

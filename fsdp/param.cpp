@@ -15,8 +15,8 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
-#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
@@ -150,8 +150,8 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
   }
   if (gradient.pending != nullptr) {
     // A copy: hooks of the user may hold autograd's tensor.
-    gradient.local =
-        gradient.local.to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
+    gradient.local = gradient.local.to(dtype, /*non_blocking=*/false, /*copy=*/true,
+                                       at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
   // Every rank of the group has all of it: only rank 0 adds it to the sum.
@@ -488,10 +488,9 @@ namespace {
 /// A plain gradient of a distributed tensor is whole: every rank of the mesh computed the same
 /// values, for example after a distributed result was copied into a plain tensor.
 at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
-  return make_distributed(whole,
-                          {of.mesh, Layout::replicated(of.layout->mesh_sizes(),
-                                                       static_cast<int>(whole.dim()))},
-                          whole.sizes().vec());
+  return make_distributed(
+      whole, {of.mesh, Layout::replicated(of.layout->mesh_sizes(), static_cast<int>(whole.dim()))},
+      whole.sizes().vec());
 }
 
 /// Takes the gradient off `unsharded`: in the parameter's layout, or as a partial sum over one
@@ -726,8 +725,8 @@ at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
 void ShardedParameter::drop_gradient() {
   sharded_.mutable_grad().reset();
   forget_arrivals();
-  // True: the gradient is gone, so no rank's answer could remove anything.
-  settle_use(true);
+  accumulation_ = Accumulation::kSettled;
+  used_ = false;
 }
 
 void ShardedParameter::settle_use(bool by_any_rank) {

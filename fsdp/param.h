@@ -233,8 +233,8 @@ class ShardedParameter {
   void restore_accumulated_grads();
   /// Takes the gradient of the unsharded tensor off it, with what was lent, which is kept no more.
   /// A sum over one group stays pending; a gradient with another layout than the parameter is
-  /// redistributed in `dtype`, which is collective, and a plain one is whole. Throws Error where the
-  /// program has dropped what was lent.
+  /// redistributed in `dtype`, which is collective, and a plain one is whole. Throws Error where
+  /// the program has dropped what was lent.
   UnshardedGradient take_unsharded(c10::ScalarType dtype);
   /// Forgets the gradient that a failed backward has left in the unsharded tensor. What was lent
   /// stays kept, with what has been added to it.
@@ -286,7 +286,7 @@ class ShardedParameter {
   int discarded_ = 0;                  ///< the program dropped the first so many of these
   /// What represented them in `.grad` when a backward ended; nullptr: nothing.
   const UnreducedGradient* marked_expected_ = nullptr;
-  at::Tensor restored_from_;                 ///< the UnreducedGradient that lends; undefined: none
+  at::Tensor restored_from_;          ///< the UnreducedGradient that lends; undefined: none
   std::vector<at::Tensor> arriving_;  ///< on the host, to be added to the gradient
   bool awaited_ = false;              ///< arrive() has something to do
   Accumulation accumulation_ = Accumulation::kSettled;

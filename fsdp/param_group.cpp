@@ -543,8 +543,8 @@ void GradientState::restore_accumulated_grads() {
 bool GradientState::awaits_reduction() const {
   // Never from whether a gradient came: a rank that used no parameter must still take part.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
-    return !parameter.left_out() &&
-           (parameter.has_unreduced() || (settings_->all_reduce && parameter.has_left_to_replicas()));
+    return !parameter.left_out() && (parameter.has_unreduced() ||
+                                     (settings_->all_reduce && parameter.has_left_to_replicas()));
   });
 }
 

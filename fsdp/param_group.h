@@ -366,8 +366,8 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
 /// The ranks that hold a part of a parameter, tensor parallelism's too, agree on whether it was
 /// used: one that no rank used gets no gradient, although zeros were reduced for it; one that any
-/// rank used gets a gradient on all of them. Also, once a parameter, on how gradients came under tensor
-/// parallelism (PartialGradGroup). One exchange a group, whatever the number of parameters.
+/// rank used gets a gradient on all of them. Also, once a parameter, on how gradients came under
+/// tensor parallelism (PartialGradGroup). One exchange a group, whatever the number of parameters.
 class UseAgreement {
  public:
   /// The parameters of `group`, which must outlive this.

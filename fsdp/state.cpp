@@ -44,7 +44,8 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kIdle, kAwaitingBackward,
        "the root's forward ends, and a backward that it ran had ended the iteration"},
       {kIdle, kBackward,
-       "backward comes to a unit that was called by itself, to an earlier micro-batch (a pipeline), "
+       "backward comes to a unit that was called by itself, to an earlier micro-batch (a "
+       "pipeline), "
        "or again (create_graph, retain_graph)"},
       {kForward, kForward, "the root's forward begins after one that failed, or within itself"},
       {kForward, kIdle, "the root's forward ends, no result needs a gradient"},
@@ -106,8 +107,7 @@ const std::vector<Transition<GatherPhase>>& legal_transitions() {
 }
 
 const char* to_string(IterationPhase phase) {
-  static constexpr const char* kNames[] = {"kIdle", "kForward", "kAwaitingBackward",
-                                           "kBackward"};
+  static constexpr const char* kNames[] = {"kIdle", "kForward", "kAwaitingBackward", "kBackward"};
   return kNames[static_cast<std::size_t>(phase)];
 }
 

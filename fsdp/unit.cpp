@@ -137,7 +137,6 @@ bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
 }
 
-
 /// Calls `callback` with the gradients of `tensors` once all have been computed, which is when
 /// backward has passed through everything that was computed from them. Replaces the tensors by
 /// views behind a new autograd node, which autograd refuses to change in place. Does nothing if
@@ -555,7 +554,8 @@ void Unit::settle_gradients() {
   free_after_backward();
   // Collective, in the order in which backward passes the units, which is the same on all ranks.
   naming("reduction", label(), [this] {
-    settings_->gradient_sync ? comm_context().reduce(groups()) : groups_.each(&GradientState::set_aside);
+    settings_->gradient_sync ? comm_context().reduce(groups())
+                             : groups_.each(&GradientState::set_aside);
   });
 }
 
@@ -564,11 +564,12 @@ void Unit::end_backward() {
   if (was_in_backward) {
     enter(UnitPhase::kIdle);
   }
+  const bool awaited_call = std::exchange(awaits_call_, false);
   // A unit whose inputs need no gradient, or whose parameters got theirs after the inputs did.
   const bool late = groups_.any(&GradientState::any_unsharded);
   // Or one that only an earlier micro-batch used.
   const bool awaits = settings_->gradient_sync && groups_.any(&GradientState::awaits_reduction);
-  if (was_in_backward || late || awaits || may_be_unused_ || std::exchange(awaits_call_, false)) {
+  if (was_in_backward || late || awaits || may_be_unused_ || awaited_call) {
     settle_gradients();
   } else {
     free_after_backward();
@@ -576,7 +577,8 @@ void Unit::end_backward() {
 }
 
 void Unit::free_after_backward() {
-  settings_->reshard_after_backward ? groups_.each(&GatheredState::reshard, comm_context()) : install_sharded();
+  settings_->reshard_after_backward ? groups_.each(&GatheredState::reshard, comm_context())
+                                    : install_sharded();
 }
 
 // A unit in the iteration of its root: how the first call of a root finds its units, what begins
@@ -691,7 +693,8 @@ std::string Unit::lost_write(const std::string& writer) const {
 /// In forward and backward the unit itself has shown them.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
-  return computes || !installed() ? "" : lost_write("the program, after unshard of " + label() + ",");
+  return computes || !installed() ? ""
+                                  : lost_write("the program, after unshard of " + label() + ",");
 }
 
 /// Before anything is gathered: the next gather may free what was written.
@@ -774,6 +777,7 @@ void Unit::abandon_iteration() {
 void Unit::begin_iteration() {
   // A forward or backward that failed may have left it anywhere.
   to_run_.clear();
+  awaits_call_ = false;
   if (phase_ != UnitPhase::kNew) {
     reset_to_idle();
   }

@@ -377,7 +377,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// A call that autograd has recorded. Its graph owns it.
   struct RecordedCall {
     std::vector<const tessera::detail::Node*> results;  ///< the nodes that made its results
-    int backward = -1;  ///< the last backward that has come to it
+    int backward = -1;                                  ///< the last backward that has come to it
   };
   /// `call`: whose results' gradient has come; nullptr: of another call.
   void pre_backward(RecordedCall* call);

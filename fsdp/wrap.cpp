@@ -54,10 +54,10 @@ struct FirstPolicy {
 };
 
 Policy policy_of(std::function<bool(const Candidate&)> predicate, std::optional<Options> options) {
-  return [predicate = std::move(predicate),
-          options = std::move(options)](const Candidate& candidate) {
-    return predicate(candidate) ? own_or_root(options, candidate) : std::nullopt;
-  };
+  return
+      [predicate = std::move(predicate), options = std::move(options)](const Candidate& candidate) {
+        return predicate(candidate) ? own_or_root(options, candidate) : std::nullopt;
+      };
 }
 
 /// Calls `act` with each pattern that `policy` contains.
@@ -86,7 +86,8 @@ void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
 
 // The tree.
 
-/// The modules of `root` that are in no unit. Throws Error if `root` is a unit. `call`: for messages.
+/// The modules of `root` that are in no unit. Throws Error if `root` is a unit. `call`: for
+/// messages.
 ModuleTree plannable_tree(const nn::ModuleBase& root, const char* call) {
   ModuleTree tree(root, /*skip_units=*/true);
   TESSERA_CHECK(!tree.nodes().empty(), call, ": this ", root.name(),
@@ -239,8 +240,9 @@ class TargetFinder {
  private:
   Target find(const PlannedUnit& unit) {
     const ModuleTree::Node* node = tree_.find(unit.fqn);
-    TESSERA_CHECK(node != nullptr, "apply_plan: the plan has a unit ", name_of(unit.fqn),
-                  ", but there is no such module without a unit; make the plan of this module tree");
+    TESSERA_CHECK(
+        node != nullptr, "apply_plan: the plan has a unit ", name_of(unit.fqn),
+        ", but there is no such module without a unit; make the plan of this module tree");
     TESSERA_CHECK(units_.insert(unit.fqn).second, "apply_plan: the plan has a unit ",
                   name_of(unit.fqn), " twice; remove one");
     Target target{&unit, node->module, {}};

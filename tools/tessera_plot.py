@@ -28,15 +28,12 @@ from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: E402
 
 # Colours of the page, light and dark. Pictures are drawn in placeholders, which the page's CSS variables replace.
-LIGHT = {"page": "#f6f7f9", "card": "#fff", "ink": "#1a1f27", "muted": "#647084", "rule": "#e3e7ed", "grid": "#edf0f4",
-         "accent": "#2f6fed", "bad": "#d1453b", "good": "#14603f",
-         "p0": "#2f6fed", "p1": "#8a63d2", "p2": "#d9822b", "p3": "#1d9a8a", "p4": "#e0b13c", "p5": "#58a55c", "p6": "#a3acb9",
-         "h0": "#2f6fed", "h1": "#e0701a", "h2": "#1c9a6c", "h3": "#b5379b", "h4": "#8a6d00", "h5": "#0e93b8", "h6": "#c93a3a", "h7": "#6b5bd6"}
-DARK = {"page": "#11151b", "card": "#191f27", "ink": "#e4e8ee", "muted": "#97a3b4", "rule": "#2b333e", "grid": "#252c36",
-        "accent": "#6ea2ff", "bad": "#ff7a70", "good": "#7fdcb0",
-        "p0": "#6ea2ff", "p1": "#b094f0", "p2": "#eba15a", "p3": "#45c2b1", "p4": "#e8c765", "p5": "#80c784", "p6": "#7c8797",
-        "h0": "#6ea2ff", "h1": "#f39a4e", "h2": "#4fcb9c", "h3": "#e47fd0", "h4": "#d6b43c", "h5": "#4cc4e6", "h6": "#f57f7f", "h7": "#a99bff"}
-COLOUR = {name: f"#01{number:02x}fe" for number, name in enumerate(LIGHT)}
+PALETTE = {name: colours.split("/") for name, colours in (pair.split("=") for pair in """
+page=#f6f7f9/#11151b card=#fff/#191f27 ink=#1a1f27/#e4e8ee muted=#647084/#97a3b4 rule=#e3e7ed/#2b333e grid=#edf0f4/#252c36 accent=#2f6fed/#6ea2ff
+bad=#d1453b/#ff7a70 good=#14603f/#7fdcb0 p0=#2f6fed/#6ea2ff p1=#8a63d2/#b094f0 p2=#d9822b/#eba15a p3=#1d9a8a/#45c2b1 p4=#e0b13c/#e8c765
+p5=#58a55c/#80c784 p6=#a3acb9/#7c8797 h0=#2f6fed/#6ea2ff h1=#e0701a/#f39a4e h2=#1c9a6c/#4fcb9c h3=#b5379b/#e47fd0 h4=#8a6d00/#d6b43c
+h5=#0e93b8/#4cc4e6 h6=#c93a3a/#f57f7f h7=#6b5bd6/#a99bff""".split())}
+COLOUR = {name: f"#01{number:02x}fe" for number, name in enumerate(PALETTE)}
 HUES = 8
 STYLE = """
 *{box-sizing:border-box}
@@ -74,16 +71,9 @@ plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tessera", "font.si
                      "xtick.major.width": 0.6, "ytick.major.size": 0, "axes.spines.top": False, "axes.spines.right": False,
                      "axes.spines.left": False, "axes.grid": True, "axes.grid.axis": "y"})
 
-
-class Bad(Exception):
-    """What is wrong with the input, for the user."""
-
-
 # ---- Numbers and pieces of HTML.
-
 def esc(text):
     return html.escape("".join(c if c >= " " and c != "\x7f" or c in "\t\n" else "\ufffd" for c in str(text)))
-
 
 def bytes_text(count):
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -91,10 +81,8 @@ def bytes_text(count):
             return f"{count:.{0 if unit == 'B' or count >= 100 else 1 if count >= 10 else 2}f} {unit}"
         count /= 1024
 
-
 def time_text(seconds):
     return f"{seconds:.4g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
 
 def duration_text(seconds):
     for size, unit, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
@@ -102,56 +90,44 @@ def duration_text(seconds):
             return f"{round(seconds) // size}{unit}{round(seconds) % size // small:02}{rest}"
     return f"{round(seconds)}s"
 
-
 def compact(value, _=None):
     for limit, scale, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
             return f"{value / scale:.4g}{suffix}"
     return f"{value:.4g}"
 
-
 def tiles(items):
     return '<div class="tiles">\n' + "".join(f'<div class="card tile"><b>{esc(value)}</b><span>{esc(label)}</span></div>\n' for value, label in items) + "</div>\n"
-
 
 def section(heading, body, note=""):
     return f"<section><h2>{esc(heading)}{f'<span>{esc(note)}</span>' if note else ''}</h2>\n{body}</section>\n" if body else ""
 
-
 def card(title, note, body):
     heading = f"<h3>{esc(title)}<span>{esc(note)}</span></h3>" if title else ""
     return f'<figure class="card">{heading}{body}</figure>\n'
-
 
 def table(head, rows, kind=""):
     """`head`: names; one that ends in > is of numbers. `rows`: HTML."""
     cells = "".join(f'<th class="n">{esc(name[:-1])}</th>' if name.endswith(">") else f"<th>{esc(name)}</th>" for name in head)
     return f'<div class="card scroll"{kind}><table><thead><tr>{cells}</tr></thead><tbody>\n{rows}</tbody></table></div>\n'
 
-
 def row(cells, kind=""):
     """A cell is text, or (text, tip) for a number."""
-    made = "".join(f'<td class="n" title="{esc(cell[1])}">{esc(cell[0])}</td>' if isinstance(cell, tuple) else f"<td>{esc(cell)}</td>"
-                   for cell in cells)
+    made = "".join(f'<td class="n" title="{esc(cell[1])}">{esc(cell[0])}</td>' if isinstance(cell, tuple) else f"<td>{esc(cell)}</td>" for cell in cells)
     return f'<tr class="{kind}">{made}</tr>\n'
-
 
 def listing(items):
     return '<dl class="card">\n' + "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>\n" for name, value in items) + "</dl>\n" if items else ""
 
-
 def boxes(items):
-    return '<div class="legend">' + "".join(f'<span><i class="box" style="background:var(--{colour})"></i>{esc(name)}</span>'
-                                            for name, colour in items) + "</div>\n"
-
+    return '<div class="legend">' + "".join(f'<span><i class="box" style="background:var(--{colour})"></i>{esc(name)}</span>' for name, colour in items) + "</div>\n"
 
 def page(title, body):
-    def variables(colours):
-        return ":root{" + ";".join(f"--{name}:{value}" for name, value in colours.items()) + "}"
+    def variables(which):
+        return ":root{" + ";".join(f"--{name}:{colours[which]}" for name, colours in PALETTE.items()) + "}"
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">\n'
-            f"<title>{esc(title)}</title>\n<style>:root{{color-scheme:light dark}}{variables(LIGHT)}"
-            f"@media (prefers-color-scheme:dark){{{variables(DARK)}}}{STYLE}</style></head>\n<body><main>\n{body}</main></body></html>\n")
-
+            f"<title>{esc(title)}</title>\n<style>:root{{color-scheme:light dark}}{variables(0)}"
+            f"@media (prefers-color-scheme:dark){{{variables(1)}}}{STYLE}</style></head>\n<body><main>\n{body}</main></body></html>\n")
 
 def traffic_table(comm):
     rows, total = [], [0, 0]
@@ -159,8 +135,7 @@ def traffic_table(comm):
     everything = sum(use["bytes"] for _, _, use in flat)
     for dim, name, use in flat:
         share = 100 * use["bytes"] / everything if everything else 0
-        cells = row([dim, name, (f"{use['calls']:,}", ""), (bytes_text(use["bytes"] / use["calls"]), ""),
-                     (bytes_text(use["bytes"]), f"{use['bytes']:,} bytes")])
+        cells = row([dim, name, (f"{use['calls']:,}", ""), (bytes_text(use["bytes"] / use["calls"]), ""), (bytes_text(use["bytes"]), f"{use['bytes']:,} bytes")])
         rows.append(cells.replace("</tr>", f'<td class="wide"><span class="share" style="width:{share:.1f}%" title="{share:.1f} %"></span></td></tr>'))
         total = [total[0] + use["calls"], total[1] + use["bytes"]]
     if not rows:
@@ -168,26 +143,20 @@ def traffic_table(comm):
     rows.append(row(["total", "", (f"{total[0]:,}", ""), "", (bytes_text(total[1]), f"{total[1]:,} bytes"), ""], "total"))
     return table(["mesh dimension", "collective", "calls>", "per call>", "per step>", "share of bytes"], "".join(rows))
 
-
 # ---- Pictures.
-
 class Picture:
     """A figure of matplotlib with one pair of axes, and texts that show where it is pointed at."""
-
     def __init__(self, name, width=7.8, height=3.28, left=0.62):
         self.name, self.tips = name, []
         self.figure = plt.figure(figsize=(width, height))
         self.axes = self.figure.add_axes((left / width, 0.42 / height, 1 - (left + 0.2) / width, 1 - 0.62 / height))
-
     def tip(self, artist, text, kind="tip"):
         artist.set_gid(f"{kind}-{len(self.tips)}")
         self.tips.append(text)
         return artist
-
     def box(self, x, y, width, height, colour, text, alpha=None, kind="tip"):
         patch = Rectangle((x, y), width, height, facecolor=COLOUR[colour], linewidth=0, alpha=alpha)
         self.axes.add_patch(self.tip(patch, text, kind))
-
     def stripes(self, places, texts):
         """Invisible columns, each with a text."""
         low, high = self.axes.get_ylim()
@@ -197,7 +166,6 @@ class Picture:
         for i in chosen:
             self.box(places[i] - width / 2, low, width, high - low, "accent", texts[i], alpha=0.001, kind="stripe")
         self.axes.set_ylim(low, high)
-
     def svg(self):
         file = io.StringIO()
         self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -212,32 +180,31 @@ class Picture:
             text = text.replace(colour, f"var(--{name})")
         return re.sub(r"\n\s*", "\n", text)
 
-
 def thinned(points, most=600):
     """The least and the greatest point of each group: a peak stays visible."""
     if len(points) <= most:
         return points
-    result, groups = [], most // 2
-    for group in range(groups):
-        part = points[len(points) * group // groups:len(points) * (group + 1) // groups]
-        ends = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
-        result += sorted(ends)
-    return result
-
+    groups = most // 2
+    parts = [points[len(points) * group // groups:len(points) * (group + 1) // groups] for group in range(groups)]
+    return [point for part in parts for point in sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})]
 
 def running_mean(points, reach):
     return [(step, statistics.fmean(value for _, value in points[max(0, i - reach):i + reach + 1])) for i, (step, _) in enumerate(points)]
 
+def upright(axes, names, low, high):
+    """A row for each name, the first on top."""
+    axes.set(xlim=(low, high), ylim=(len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
 
 def under_left(axes, text):
-    axes.annotate(text, (0, 0), xytext=(-8, -7), xycoords="axes fraction", textcoords="offset points", ha="right", va="top")
-
+    axes.annotate(text, (0, 0), xytext=(-24, -7), xycoords="axes fraction", textcoords="offset points", ha="right", va="top")
 
 def steps_axis(axes, first, last):
     axes.set_xlim(first, max(last, first + 1))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     under_left(axes, "step")
-
 
 def curve(title, unit, points, smooth=True, from_zero=False, may_be_logarithmic=False):
     """A card with one curve over the steps. Values that are not finite are left out."""
@@ -247,8 +214,7 @@ def curve(title, unit, points, smooth=True, from_zero=False, may_be_logarithmic=
     picture = Picture(title)
     axes, values = picture.axes, [value for _, value in points]
     reach = len(points) // 80 if smooth else 0
-    axes.plot(*zip(*thinned(points)), color=COLOUR["accent"], linewidth=0.9 if reach else 1.6, alpha=0.32 if reach else 1,
-              marker="o" if len(points) == 1 else None)
+    axes.plot(*zip(*thinned(points)), color=COLOUR["accent"], linewidth=0.9 if reach else 1.6, alpha=0.32 if reach else 1, marker="o" if len(points) == 1 else None)
     if reach:
         axes.plot(*zip(*thinned(running_mean(points, reach))), color=COLOUR["accent"], linewidth=1.6)
     if may_be_logarithmic and min(values) > 0 and max(values) > 30 * min(values):
@@ -261,17 +227,14 @@ def curve(title, unit, points, smooth=True, from_zero=False, may_be_logarithmic=
     picture.stripes([step for step, _ in points], [f"step {step}: {compact(value)} {unit}" for step, value in points])
     return card(title, unit, picture.svg())
 
-
 # ---- A run.
-
 def run_page(path, sample):
     steps = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
     if not steps:
-        raise Bad(f"{path} has no steps")
+        sys.exit(f"tessera_plot: {path} has no steps")
     record = path.with_name("run.json")
     record = json.loads(record.read_text()) if record.exists() else {"title": path.stem, "configuration": {}, "sharding": []}
     last = steps[-1]
-
     def median(name):
         return statistics.median(step[name] for step in steps if step.get(name) is not None)
     uses = [use for uses in last["comm"].values() for use in uses.values()]
@@ -284,7 +247,6 @@ def run_page(path, sample):
     link = sum(use.get("link_bytes", 0) for use in uses)
     if link:
         items.append((bytes_text(link), "of a step sent to other hosts, rank 0"))
-
     def points(name, scale=1):
         return [(step["step"], None if step.get(name) is None else step[name] / scale) for step in steps]
     unit, scale = ("GiB", 2**30) if last["peak_memory_bytes"] >= 2**30 else ("MiB", 2**20)
@@ -299,8 +261,7 @@ def run_page(path, sample):
                         (bytes_text(entry["local_bytes"]), f"{entry['local_bytes']:,} bytes")]) for entry in record["sharding"])
     elements = sum(math.prod(entry["sizes"]) for entry in record["sharding"])
     summary = f"{len(steps):,} steps in {duration_text(sum(step['step_time_s'] for step in steps))}"
-    body = (f"<header><h1>{esc(record['title'])}</h1><p>{summary}</p></header>\n" + tiles(items)
-            + section("Curves", f'<div class="charts">\n{charts}</div>\n')
+    body = (f"<header><h1>{esc(record['title'])}</h1><p>{summary}</p></header>\n" + tiles(items) + section("Curves", f'<div class="charts">\n{charts}</div>\n')
             + section("Communication", traffic_table(last["comm"]), f"of rank 0 in step {last['step']}; bytes that it puts in")
             + section("Sample", f'<div class="card"><pre>{esc(sample)}</pre></div>\n' if sample else "")
             + section("Configuration", listing(list(record["configuration"].items())))
@@ -309,21 +270,17 @@ def run_page(path, sample):
                       f"{bytes_text(sum(entry['local_bytes'] for entry in record['sharding']))} on rank 0"))
     return page(record["title"], body)
 
-
 # ---- A plan, and a search.
-
 KINDS = ["parameters", "optimizer", "gradients", "gathered parameters", "gradients on the way", "activations", "temporary"]
 ON_HOST = KINDS[:3]  # with offloading
 PHASES = {"forward": "p0", "backward": "p1", "update": "p5", "all_gather": "p3", "reduce_scatter": "p2", "all_reduce": "p4", "waiting": "bad"}
-
 
 def memory_picture(plan, kind):
     """A bar for each moment of the step, of what is live then; the highest is named."""
     moments = kind["moments"]
     picture = Picture("memory over the step", 15.5, 4.05)
     axes, peak = picture.axes, max(moments, key=lambda moment: moment["bytes"])
-    unit, scale = ("GiB", 2**30) if peak["bytes"] >= 2**30 else ("MiB", 2**20)
-    room = plan["room_bytes"]
+    unit, scale, room = *(("GiB", 2**30) if peak["bytes"] >= 2**30 else ("MiB", 2**20)), plan["room_bytes"]
     shows_room = room is not None and room < 2 * peak["bytes"]
     most = max(peak["bytes"], room if shows_room else 0) / scale
     for i, moment in enumerate(moments):
@@ -331,8 +288,7 @@ def memory_picture(plan, kind):
         for number, name in enumerate(KINDS):
             count = moment["live"].get(name, 0) / scale
             if count and not (plan["offload"] and plan["device"] == "cuda" and name in ON_HOST):
-                picture.box(i, base, 0.9, count, f"p{number}", f"{moment['name']}: {bytes_text(moment['bytes'])}, of which {name} "
-                            f"{bytes_text(count * scale)}")
+                picture.box(i, base, 0.9, count, f"p{number}", f"{moment['name']}: {bytes_text(moment['bytes'])}, of which {name} " f"{bytes_text(count * scale)}")
                 base += count
     if shows_room:
         axes.axhline(room / scale, color=COLOUR["bad"], linestyle=(0, (5, 4)), linewidth=1)
@@ -347,12 +303,9 @@ def memory_picture(plan, kind):
         axes.plot([begin + 0.05, end - 0.15], [-0.02 * most] * 2, color=COLOUR["muted"], linewidth=1, clip_on=False)
         if end - begin > 0.04 * len(phases):
             axes.text((begin + end) / 2, -0.035 * most, phases[begin], ha="center", va="top")
-    axes.set_xlim(0, len(moments))
-    axes.set_ylim(0, 1.14 * most)
-    axes.set_xticks([])
+    axes.set(xlim=(0, len(moments)), ylim=(0, 1.14 * most), xticks=[])
     axes.set_ylabel(unit, rotation=0, loc="top")
     return picture.svg()
-
 
 def drawn_spans(spans, near):
     """Spans that are nearer than can be seen are drawn as one: [what, begin, end, count]."""
@@ -363,7 +316,6 @@ def drawn_spans(spans, near):
         else:
             drawn.append([what, begin, end, 1])
     return drawn
-
 
 def timeline_picture(kind, begin, end):
     """Operators, what they wait for, and the collectives of each mesh dimension, between two moments in seconds."""
@@ -378,19 +330,13 @@ def timeline_picture(kind, begin, end):
             width = max(min(last, end) - left, (end - begin) / 3000)
             picture.box(left / scale, number - 0.35, width / scale, 0.7, PHASES.get("waiting" if name == "waiting" else what, "p6"), text)
     axes = picture.axes
-    axes.set_xlim(begin / scale, end / scale)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    upright(axes, rows, begin / scale, end / scale)
     under_left(axes, unit)
     return picture.svg()
-
 
 def layout_name(layout):
     return (f"dp {layout['dp']} × tp {layout['tp']}{' × cp %d' % layout['cp'] if layout['cp'] > 1 else ''}, ac {layout['ac']}, "
             f"ZeRO-{layout['zero']}{', %d micro-batches' % layout['accumulate'] if layout['accumulate'] > 1 else ''}")
-
 
 def search_picture(search):
     """Each layout's memory over its time, with the frontier as a line."""
@@ -424,7 +370,6 @@ def search_picture(search):
     axes.set_xlabel("seconds a step", loc="right")
     return picture.svg()
 
-
 def search_section(search):
     has_cp = any(layout["cp"] > 1 for layout in search["layouts"])
     has_parts = any(layout["accumulate"] > 1 for layout in search["layouts"])
@@ -433,13 +378,11 @@ def search_section(search):
         cells = [(layout["dp"], ""), (layout["tp"], "")] + ([(layout["cp"], "")] if has_cp else []) + [layout["ac"], (layout["zero"], "")]
         cells += ([(layout["accumulate"], "")] if has_parts else []) + [
             (bytes_text(layout["peak_bytes"]), layout["peak_moment"]), (f"{layout['step_time_s']:.3f} s", ""), (f"{layout['exposed_s']:.3f} s", ""),
-            (f"{layout['mfu']:.1f} %", ""), (f"{layout['tokens_per_s']:,.0f}", ""),
-            "frontier" if layout["frontier"] else "" if layout["fits"] else "too large"]
+            (f"{layout['mfu']:.1f} %", ""), (f"{layout['tokens_per_s']:,.0f}", ""), "frontier" if layout["frontier"] else "" if layout["fits"] else "too large"]
         rows += row(cells)
     head = ["dp>", "tp>"] + (["cp>"] if has_cp else []) + ["ac", "ZeRO>"] + (["micro-batches>"] if has_parts else [])
     return section("Layouts", card("", "", search_picture(search)) + table(head + ["peak>", "step>", "exposed>", "MFU>", "tokens/s>", ""], rows),
                    "memory over time of those that were estimated; the line is the frontier")
-
 
 def plan_page(path):
     plan = json.loads(path.read_text())
@@ -472,16 +415,12 @@ def plan_page(path):
             f"<ul>{advice}</ul></header>\n" + tiles(items) + (search_section(plan["search"]) if "search" in plan else "")
             + section("Memory over the step", memory, "the most while each unit is active, by kind")
             + section("Communication", traffic_table(largest["comm"]), f"of rank {largest['rank']} in a step; bytes that it puts in")
-            + section("Time line", times, f"of rank {largest['rank']}, estimated")
-            + section("Configuration", listing(list(plan.get("flags", {}).items()))))
+            + section("Time line", times, f"of rank {largest['rank']}, estimated") + section("Configuration", listing(list(plan.get("flags", {}).items()))))
     return page(title, body)
 
-
 # ---- An experiment.
-
 def share_text(share):
     return "∞ times" if share is None else f"{100 * share:.2g} %" if share <= 1 else f"{share:.3g} times"
-
 
 def run_style(number):
     """The first curve is broad and pale, so that those on top of it are seen; hues come again dashed."""
@@ -490,11 +429,9 @@ def run_style(number):
     return {"color": COLOUR[f"h{number % HUES}"], "linewidth": 5 if number == 0 else 1.6, "alpha": 0.34 if number == 0 else 1,
             "linestyle": "--" if number >= HUES else "-"}
 
-
 def run_key(number):
     line = "dotted" if number < 0 else "dashed" if number >= HUES else "solid"
     return f'<i class="key" style="border-top-style:{line};border-color:var(--{"muted" if number < 0 else f"h{number % HUES}"})"></i>'
-
 
 def runs_chart(title, note, curves, logarithmic=False):
     """`curves`: (name, number, values by step)."""
@@ -516,7 +453,6 @@ def runs_chart(title, note, curves, logarithmic=False):
     picture.stripes(list(range(1, count + 1)), texts)
     return card(title, note, picture.svg())
 
-
 def part_charts(rows):
     drawn = [(number, run) for number, run in enumerate(rows) if "curves" in run]
     legend = "".join(f"<span>{run_key(number)}{esc(run['name'])}</span>" for number, run in drawn) + f"<span>{run_key(-1)}allowed</span>"
@@ -526,12 +462,10 @@ def part_charts(rows):
         judged = [(number, run) for number, run in enumerate(rows) if run["verdict"]]
         if "curves" in rows[0] and judged:
             base = rows[0]["curves"][figure]
-            curves = [(run["name"], number, [None if a is None or b is None else abs(a - b) for a, b in zip(run["curves"][figure], base)])
-                      for number, run in judged]
+            curves = [(run["name"], number, [None if a is None or b is None else abs(a - b) for a, b in zip(run["curves"][figure], base)]) for number, run in judged]
             curves += [("allowed", -1, list(limit)) for limit in sorted({tuple(run["allowed"][figure]) for _, run in judged})]
             cards += runs_chart(f"{title}: difference", f"to {rows[0]['name']}; what is 0 lies on the axis", curves, logarithmic=True)
     return f'<div class="legend">{legend}</div>\n<div class="charts">\n{cards}</div>\n'
-
 
 def verdict_row(number, run):
     if run["error"]:
@@ -550,10 +484,8 @@ def verdict_row(number, run):
                   f'<small>{"step %d" % worst["step"] if worst["share"] != 0 else ""}</small></td>')
     return f"<tr>{cells}</tr>\n"
 
-
 def cost_row(number, run, axes, dimensions, most, has_mfu):
     time, memory = run["step_time_s"], run["memory_bytes"]
-
     def share(name, value, largest):
         percent = run.get(name)
         return (f'<td class="n">{"–" if percent is None else f"{percent:.0f} %"}'
@@ -569,17 +501,14 @@ def cost_row(number, run, axes, dimensions, most, has_mfu):
     cells += "".join(f'<td class="n">{bytes_text(run["comm_bytes"][dim]) if dim in run["comm_bytes"] else "–"}</td>' for dim in dimensions)
     return f"<tr>{cells}</tr>\n"
 
-
 def experiment_page(path):
     report = json.loads(path.read_text())
     parts = {}
     for run in report["runs"]:
         parts.setdefault((json.dumps(run["part"]), run["seed"]), []).append(run)
-
     def part_name(rows):
         values = [f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in zip(report["separate"], rows[0]["part"])]
         return ", ".join(values + ([f"seed {rows[0]['seed']}"] if len(report["seeds"]) > 1 else []))
-
     def in_parts(columns, make):
         text = ""
         for rows in parts.values():
@@ -619,9 +548,7 @@ def experiment_page(path):
             + section("Flags of all runs", listing([(name, json.dumps(value).strip('"')) for name, value in report["flags"].items()])))
     return page(report["title"], body)
 
-
 # ---- A table of bench_mfu.
-
 def mfu_page(path):
     results = json.loads(path.read_text())
     runs = results["runs"]
@@ -635,12 +562,7 @@ def mfu_page(path):
                 picture.box(0, y, run[name], 0.22, colour, f"{names[number]}: {name} {run[name]:.1f} %")
                 picture.axes.text(run[name], y + 0.12, f" {run[name]:.1f} %", va="center", fontsize=8)
     axes = picture.axes
-    axes.set_yticks(range(len(runs)), names)
-    axes.set_ylim(len(runs) - 0.5, -0.5)
-    axes.set_xlim(0, 1.1 * max([1] + [run[name] for run in runs for name in ("mfu", "hfu") if run[name] is not None]))
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
-
+    upright(axes, names, 0, 1.1 * max([1] + [run[name] for run in runs for name in ("mfu", "hfu") if run[name] is not None]))
     def text(value, form, scale=1.0):
         return ("–" if value is None else f"{value / scale:{form}}", "")
     rows = "".join(row([name, run["error"]]) if run["error"] else
@@ -652,13 +574,12 @@ def mfu_page(path):
             + boxes([("MFU", "p0"), ("MFU, causal", "p1"), ("HFU", "p3")]) + card("", "", picture.svg()) + table(head, rows))
     return page("bench_mfu", body)
 
-
 def main():
     parser = argparse.ArgumentParser(prog="tessera_plot.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "plan", "experiment", "mfu"))
     parser.add_argument("file", type=pathlib.Path)
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--sample", type=pathlib.Path)
+    for name in ("--out", "--sample"):
+        parser.add_argument(name, type=pathlib.Path)
     given = parser.parse_args()
     out = given.out or (given.file.with_name("report.html") if given.what == "run" else given.file.with_suffix(".html"))
     try:
@@ -667,12 +588,11 @@ def main():
         else:
             text = {"plan": plan_page, "experiment": experiment_page, "mfu": mfu_page}[given.what](given.file)
         out.write_text(text, encoding="utf-8")
-    except (OSError, Bad) as error:
+    except OSError as error:
         sys.exit(f"tessera_plot: {error}")
     except (ValueError, KeyError, TypeError) as error:
         sys.exit(f"tessera_plot: {given.file} is no JSON of the kind '{given.what}' ({type(error).__name__}: {error})")
     print(f"page: {out}")
-
 
 if __name__ == "__main__":
     main()

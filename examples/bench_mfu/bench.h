@@ -107,6 +107,7 @@ std::string to_table(const std::vector<Result>& results);
 std::string peers_text(const std::vector<Result>& results);
 /// {"runs": [{model, ac, batch, seq, dp, cp, tp, step_time_s, tokens_per_s, peak_flops, mfu,
 /// mfu_causal, hfu, active_bytes, reserved_bytes, peer, error}]}; null is what is not known. peer:
-/// {eager, compiled}, with step_time_s and tokens_per_s, or error. tools/tessera_plot.py mfu draws it.
+/// {eager, compiled}, with step_time_s and tokens_per_s, or error. tools/tessera_plot.py mfu draws
+/// it.
 std::string to_json(const std::vector<Result>& results);
 }  // namespace bench

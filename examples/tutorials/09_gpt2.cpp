@@ -36,7 +36,7 @@ struct Block : nn::Module<Block> {
     return h + drop(mlp(ln_2(h)));
   }
   nn::Child<nn::LayerNorm> ln_1{*this, "ln_1", kHidden}, ln_2{*this, "ln_2", kHidden};
-// [gpt2]
+  // [gpt2]
   nn::Child<nn::Attention> attn{*this, "attn", attention};
   nn::Child<nn::GeluMlp> mlp{*this, "mlp", mlp_options};
   nn::Child<nn::Dropout> drop{*this, "drop", 0.1};

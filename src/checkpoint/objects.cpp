@@ -34,7 +34,8 @@ bool survives_text(const json& state) {
 
 /// The path of the first number that is NaN or infinite: "/loss/0"; "" for none.
 std::string path_of_nonfinite(const json& state) {
-  for (const auto& [path, value] : state.flatten().items()) {
+  const json flat = state.flatten();  // items() does not extend a temporary's life
+  for (const auto& [path, value] : flat.items()) {
     if (value.is_number_float() && !std::isfinite(value.get<double>())) {
       return path.empty() ? "/" : path;
     }

@@ -1,96 +1,171 @@
 #include "bpe.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_set>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "unicode.h"
 
 namespace tessera::data {
-
-MergeTable::MergeTable(const std::vector<Merge>& merges) {
-  // At most half full, so that searches are short.
-  const std::size_t size = std::bit_ceil(std::max<std::size_t>(2 * merges.size(), 16));
-  slots_.resize(size);
-  mask_ = size - 1;
-  shift_ = 64 - std::countr_zero(size);
-  for (const Merge& merge : merges) {
-    const std::uint64_t key = key_of(merge.left, merge.right);
-    std::size_t at = slot_of(key);
-    while (slots_[at].key != kEmpty && slots_[at].key != key) {
-      at = (at + 1) & mask_;
-    }
-    slots_[at] = {key, {merge.rank, merge.result}};
-  }
-}
-
 namespace {
 
-using Candidate = BpeWorkspace::Candidate;
-using Symbol = BpeWorkspace::Symbol;
+/// SentencePiece's mark of a space.
+constexpr std::string_view kMark = "\xe2\x96\x81";
 
-constexpr std::uint32_t kNoSymbol = ~std::uint32_t{0};
+/// What a pair of tokens becomes.
+struct MergedPair {
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  std::uint32_t rank = kNone;  ///< kNone: no merge
+  TokenId result = 0;
+};
 
+/// Merges by pair. A flat hash table, since most of the time of encoding is look-ups.
+class MergeTable {
+ public:
+  /// If a pair has several merges, the last one counts.
+  explicit MergeTable(const std::vector<Merge>& merges)
+      // At most half full, so that searches are short.
+      : slots_(std::bit_ceil(std::max<std::size_t>(2 * merges.size(), 16))),
+        shift_(64 - std::countr_zero(slots_.size())) {
+    for (const Merge& merge : merges) {
+      const std::uint64_t key = key_of(merge.left, merge.right);
+      slots_[place(key)] = {key, {merge.rank, merge.result}};
+    }
+  }
+
+  MergedPair find(TokenId left, TokenId right) const {
+    return slots_[place(key_of(left, right))].merged;
+  }
+
+ private:
+  static constexpr std::uint64_t kEmpty = ~std::uint64_t{0};
+  struct Slot {
+    std::uint64_t key = kEmpty;
+    MergedPair merged;
+  };
+
+  static std::uint64_t key_of(TokenId left, TokenId right) {
+    return std::uint64_t{left} << 32 | right;
+  }
+  /// The slot of a key, or the empty slot for it. Fibonacci hashing: the upper bits of the product.
+  std::size_t place(std::uint64_t key) const {
+    auto at = static_cast<std::size_t>((key ^ key >> 29) * 0x9e3779b97f4a7c15U >> shift_);
+    while (slots_[at].key != key && slots_[at].key != kEmpty) {
+      at = (at + 1) & (slots_.size() - 1);
+    }
+    return at;
+  }
+
+  std::vector<Slot> slots_;
+  int shift_;
+};
+
+/// The tokens of a recent word, in one cache line.
+struct CachedWord {
+  std::array<TokenId, 8> tokens{};
+  std::array<char, 30> word{};
+  std::uint8_t bytes = 0;  ///< 0: empty
+  std::uint8_t count = 0;
+
+  bool holds(std::string_view other) const {
+    return bytes == other.size() && std::memcmp(word.data(), other.data(), bytes) == 0;
+  }
+  void store(std::string_view text, std::span<const TokenId> ids) {
+    if (ids.size() <= tokens.size()) {
+      std::ranges::copy(text, word.begin());
+      std::ranges::copy(ids, tokens.begin());
+      bytes = static_cast<std::uint8_t>(text.size());
+      count = static_cast<std::uint8_t>(ids.size());
+    }
+  }
+};
+
+struct Symbol {
+  TokenId id = 0;
+  std::uint32_t previous = 0;
+  std::uint32_t next = 0;
+  bool merged_away = false;
+};
+
+/// Ordered by rank, then by position.
+struct Candidate {
+  std::uint64_t rank_and_position = 0;
+  TokenId result = 0;
+};
+
+/// Memory that is reused by encoding. One thread at a time.
+struct Workspace {
+  static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
+
+  std::vector<CachedWord> cache{kCachedWords};  ///< a later word replaces an earlier one
+  std::vector<TokenId> ids;
+  std::vector<Symbol> symbols;
+  std::vector<Candidate> candidates;
+};
+
+/// Merges workspace.ids until no pair has a merge: the lowest rank first, then the leftmost.
 /// Symbols are a linked list, candidates a heap. Outdated candidates are skipped.
 class HeapMerge {
  public:
-  HeapMerge(const MergeTable& merges, BpeWorkspace& workspace)
-      : merges_(merges), symbols_(workspace.symbols), heap_(workspace.candidates) {
-    const auto count = static_cast<std::uint32_t>(workspace.ids.size());
+  HeapMerge(const MergeTable& merges, Workspace& workspace)
+      : merges_(merges),
+        ids_(workspace.ids),
+        symbols_(workspace.symbols),
+        heap_(workspace.candidates) {}
+
+  void run() {
+    TESSERA_CHECK(ids_.size() < kNoSymbol, "a word of ", ids_.size(),
+                  " characters is too long for a tokenizer: encode the text in parts");
+    const auto count = static_cast<std::uint32_t>(ids_.size());
     symbols_.clear();
     heap_.clear();
     for (std::uint32_t i = 0; i < count; ++i) {
-      symbols_.push_back({workspace.ids[i], i == 0 ? kNoSymbol : i - 1,
-                          i + 1 == count ? kNoSymbol : i + 1, false});
+      symbols_.push_back(
+          {ids_[i], i == 0 ? kNoSymbol : i - 1, i + 1 == count ? kNoSymbol : i + 1, false});
     }
     for (std::uint32_t i = 0; i + 1 < count; ++i) {
-      if (const auto candidate = candidate_at(i)) {
-        heap_.push_back(*candidate);
-      }
+      push(i);
     }
-    std::ranges::make_heap(heap_, later);
-  }
-
-  void run() {
     while (!heap_.empty()) {
       std::ranges::pop_heap(heap_, later);
       const Candidate top = heap_.back();
       heap_.pop_back();
       const auto at = static_cast<std::uint32_t>(top.rank_and_position);
-      if (!symbols_[at].merged_away && still_holds(at, top)) {
+      const auto now = symbols_[at].merged_away ? std::nullopt : candidate_at(at);
+      if (now && now->rank_and_position == top.rank_and_position) {
         merge(at, top.result);
       }
     }
-  }
-
-  void write(std::vector<TokenId>& ids) const {
-    ids.clear();
+    ids_.clear();
     for (const Symbol& symbol : symbols_) {
       if (!symbol.merged_away) {
-        ids.push_back(symbol.id);
+        ids_.push_back(symbol.id);
       }
     }
   }
 
  private:
+  static constexpr std::uint32_t kNoSymbol = ~std::uint32_t{0};
+
   static bool later(const Candidate& a, const Candidate& b) {
     return a.rank_and_position > b.rank_and_position;
   }
 
   std::optional<Candidate> candidate_at(std::uint32_t at) const {
     const Symbol& symbol = symbols_[at];
-    if (symbol.next == kNoSymbol) {
-      return std::nullopt;
-    }
-    const MergedPair pair = merges_.find(symbol.id, symbols_[symbol.next].id);
+    const MergedPair pair =
+        symbol.next == kNoSymbol ? MergedPair() : merges_.find(symbol.id, symbols_[symbol.next].id);
     if (pair.rank == MergedPair::kNone) {
       return std::nullopt;
     }
     return Candidate{std::uint64_t{pair.rank} << 32 | at, pair.result};
-  }
-
-  bool still_holds(std::uint32_t at, const Candidate& candidate) const {
-    const auto now = candidate_at(at);
-    return now && now->rank_and_position == candidate.rank_and_position;
   }
 
   void merge(std::uint32_t at, TokenId result) {
@@ -116,251 +191,248 @@ class HeapMerge {
   }
 
   const MergeTable& merges_;
+  std::vector<TokenId>& ids_;
   std::vector<Symbol>& symbols_;
   std::vector<Candidate>& heap_;
 };
 
-}  // namespace
-
-void merge_symbols(const MergeTable& merges, BpeWorkspace& workspace) {
-  const std::size_t count = workspace.ids.size();
-  TESSERA_CHECK(count < kNoSymbol, "a word of ", count,
-                " characters is too long for a tokenizer: encode the text in parts");
-  HeapMerge heap(merges, workspace);
-  heap.run();
-  heap.write(workspace.ids);
-}
-
-namespace {
-
-/// SentencePiece's mark of a space.
-constexpr std::string_view kMark = "\xe2\x96\x81";
-
-}  // namespace
-
-Bpe::Bpe(BpeModel model) : model_(std::move(model)), merges_(model_.merges) {
-  for (const auto& [text, id] : model_.vocabulary) {
-    if (text.size() == 1) {
-      bytes_[static_cast<unsigned char>(text[0])] = id;
+/// Encodes words. Immutable.
+class Bpe {
+ public:
+  explicit Bpe(BpeModel model) : model_(std::move(model)), merges_(model_.merges) {
+    for (const auto& [text, id] : model_.vocabulary) {
+      if (text.size() == 1) {
+        bytes_[static_cast<unsigned char>(text[0])] = id;
+      }
+      if (const auto byte = byte_of_fallback_token(text); byte && model_.byte_fallback) {
+        fallback_[*byte] = id;
+      }
     }
-    if (const auto byte = byte_of_fallback_token(text); byte && model_.byte_fallback) {
-      fallback_[*byte] = id;
-    }
+    find_inner_borders();
   }
-  find_inner_borders();
-}
 
-/// Without a pre-tokenizer the whole text is one word. It may be cut between two characters that
-/// are neighbors in no token, since no merge crosses that place. Cuts before marks are enough, and
-/// give words for the cache.
-void Bpe::find_inner_borders() {
-  std::unordered_set<TokenId> fallen_back;
-  for (const auto& id : fallback_) {
-    if (id) {
-      fallen_back.insert(*id);
+  /// Appends the tokens of a word, which is not empty and, unless tokens are bytes, valid UTF-8.
+  void encode(std::string_view word, std::vector<std::int64_t>& ids, Workspace& workspace) const {
+    while (!word.empty()) {
+      const std::size_t end = divisible_ ? next_border(word) : word.size();
+      const std::string_view part = word.substr(0, end);
+      word.remove_prefix(end);
+      CachedWord& cached =
+          workspace.cache[std::hash<std::string_view>()(part) % Workspace::kCachedWords];
+      if (cached.holds(part)) {
+        ids.insert(ids.end(), cached.tokens.begin(), cached.tokens.begin() + cached.count);
+        continue;
+      }
+      merge_word(part, workspace);
+      ids.insert(ids.end(), workspace.ids.begin(), workspace.ids.end());
+      if (part.size() <= cached.word.size()) {
+        cached.store(part, workspace.ids);
+      }
     }
   }
-  divisible_ = !model_.byte_level && !model_.ignore_merges &&
-               fallen_back.size() == fallback_.size() &&
-               std::ranges::none_of(model_.merges, [&](const Merge& merge) {
-                 return fallen_back.contains(merge.left) || fallen_back.contains(merge.right);
-               });
-  if (!divisible_) {
-    return;
-  }
-  for (const auto& [text, id] : model_.vocabulary) {
-    for (std::size_t at = text.find(kMark, 1); at != std::string::npos;
-         at = text.find(kMark, at + 1)) {
-      before_mark_.emplace(last_character(std::string_view(text).substr(0, at)));
+
+ private:
+  /// Without a pre-tokenizer the whole text is one word. It may be cut between two characters that
+  /// are neighbors in no token, since no merge crosses that place. Cuts before marks are enough,
+  /// and give words for the cache.
+  void find_inner_borders() {
+    std::unordered_set<TokenId> fallen_back;
+    for (const auto& id : fallback_) {
+      if (id) {
+        fallen_back.insert(*id);
+      }
+    }
+    divisible_ = !model_.byte_level && !model_.ignore_merges &&
+                 fallen_back.size() == fallback_.size() &&
+                 std::ranges::none_of(model_.merges, [&](const Merge& merge) {
+                   return fallen_back.contains(merge.left) || fallen_back.contains(merge.right);
+                 });
+    for (const auto& [text, id] : model_.vocabulary) {
+      for (std::size_t at = text.find(kMark, 1); divisible_ && at != std::string::npos;
+           at = text.find(kMark, at + 1)) {
+        before_mark_.emplace(last_character(std::string_view(text).substr(0, at)));
+      }
     }
   }
-}
 
-std::size_t Bpe::next_border(std::string_view text, std::size_t from) const {
-  for (std::size_t at = text.find(kMark, from + 1); at != std::string::npos;
-       at = text.find(kMark, at + 1)) {
-    if (!before_mark_.contains(std::string(last_character(text.substr(0, at))))) {
-      return at;
+  std::size_t next_border(std::string_view text) const {
+    std::size_t at = text.find(kMark, 1);
+    while (at != std::string::npos &&
+           before_mark_.contains(std::string(last_character(text.substr(0, at))))) {
+      at = text.find(kMark, at + 1);
     }
+    return std::min(at, text.size());
   }
-  return text.size();
-}
 
-void Bpe::encode(std::string_view word, std::vector<std::int64_t>& ids,
-                 BpeWorkspace& workspace) const {
-  if (!divisible_) {
-    encode_part(word, ids, workspace);
-    return;
-  }
-  for (std::size_t begin = 0; begin < word.size();) {
-    const std::size_t end = next_border(word, begin);
-    encode_part(word.substr(begin, end - begin), ids, workspace);
-    begin = end;
-  }
-}
-
-void Bpe::encode_part(std::string_view word, std::vector<std::int64_t>& ids,
-                      BpeWorkspace& workspace) const {
-  if (!WordCache::can_cache(word)) {
-    merge_word(word, workspace);
-    ids.insert(ids.end(), workspace.ids.begin(), workspace.ids.end());
-    return;
-  }
-  WordCache::Entry& entry = workspace.cache.place(word);
-  if (WordCache::holds(entry, word)) {
-    ids.insert(ids.end(), entry.ids().begin(), entry.ids().end());
-    return;
-  }
-  merge_word(word, workspace);
-  WordCache::store(entry, word, workspace.ids);
-  ids.insert(ids.end(), workspace.ids.begin(), workspace.ids.end());
-}
-
-void Bpe::merge_word(std::string_view word, BpeWorkspace& workspace) const {
-  if (model_.ignore_merges) {
-    if (const auto whole = model_.vocabulary.find(word); whole != model_.vocabulary.end()) {
+  /// Fills workspace.ids.
+  void merge_word(std::string_view word, Workspace& workspace) const {
+    const auto whole = model_.vocabulary.find(word);
+    if (model_.ignore_merges && whole != model_.vocabulary.end()) {
       workspace.ids.assign(1, whole->second);
       return;
     }
+    workspace.ids.clear();
+    first_symbols(word, workspace.ids);
+    HeapMerge(merges_, workspace).run();
   }
-  workspace.ids.clear();
-  first_symbols(word, workspace.ids);
-  merge_symbols(merges_, workspace);
-}
 
-/// The order of unknown tokens and byte-fallback tokens is that of the `tokenizers` package.
-void Bpe::first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
-  bool unknown = false;  // an unknown token is not appended yet
-  while (!word.empty()) {
-    const std::string_view character =
-        word.substr(0, model_.byte_level ? 1 : first_character(word).bytes);
-    word.remove_prefix(character.size());
-    if (const auto token = token_of(character)) {
-      if (std::exchange(unknown, false)) {
-        ids.push_back(*model_.unknown);
+  /// The order of unknown tokens and byte-fallback tokens is that of the `tokenizers` package.
+  void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
+    bool unknown = false;  // an unknown token is not appended yet
+    while (!word.empty()) {
+      const std::string_view character =
+          word.substr(0, model_.byte_level ? 1 : first_character(word).bytes);
+      word.remove_prefix(character.size());
+      if (const auto token = token_of(character)) {
+        if (std::exchange(unknown, false)) {
+          ids.push_back(*model_.unknown);
+        }
+        ids.push_back(*token);
+      } else if (!append_fallback(character, ids)) {
+        TESSERA_CHECK(model_.unknown, "the tokenizer has no token for '", printable(character),
+                      "' and none for what is unknown: use one that covers the text");
+        if (unknown && !model_.fuse_unknown) {
+          ids.push_back(*model_.unknown);
+        }
+        unknown = true;
       }
-      ids.push_back(*token);
-    } else if (!append_fallback(character, ids)) {
-      TESSERA_CHECK(model_.unknown, "the tokenizer has no token for '", printable(character),
-                    "' and none for what is unknown: use one that covers the text");
-      if (unknown && !model_.fuse_unknown) {
-        ids.push_back(*model_.unknown);
+    }
+    if (unknown) {
+      ids.push_back(*model_.unknown);
+    }
+  }
+
+  std::optional<TokenId> token_of(std::string_view character) const {
+    if (character.size() == 1) {
+      return bytes_[static_cast<unsigned char>(character[0])];
+    }
+    const auto found = model_.vocabulary.find(character);
+    return found == model_.vocabulary.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  bool append_fallback(std::string_view character, std::vector<TokenId>& ids) const {
+    const auto token = [&](char byte) { return fallback_[static_cast<unsigned char>(byte)]; };
+    const bool covered =
+        std::ranges::all_of(character, [&](char byte) { return token(byte).has_value(); });
+    for (std::size_t i = 0; covered && i < character.size(); ++i) {
+      ids.push_back(*token(character[i]));
+    }
+    return covered;
+  }
+
+  BpeModel model_;
+  MergeTable merges_;
+  std::array<std::optional<TokenId>, 256> bytes_;     ///< tokens of bytes, or of ASCII characters
+  std::array<std::optional<TokenId>, 256> fallback_;  ///< tokens <0xHH>
+  bool divisible_ = false;                            ///< words may be cut at their marks
+  std::unordered_set<std::string> before_mark_;       ///< characters that a token has before a mark
+};
+
+/// Added tokens, normalization, splitting, byte-pair encoding; and back.
+class BpeTokenizer final : public Tokenizer {
+ public:
+  explicit BpeTokenizer(BpeTokenizerParts parts)
+      : parts_(std::move(parts)), special_(parts_.texts.size()), bpe_(std::move(parts_.model)) {
+    std::vector<AddedToken> raw;
+    std::vector<AddedToken> normalized;
+    for (AddedToken& token : parts_.added) {
+      special_[token.id] = token.special;
+      if (token.normalized) {
+        token.content = normalize(token.content);
       }
-      unknown = true;
+      TESSERA_CHECK(token.content.size() <= kMaxAddedTokenBytes, "the added token of id ", token.id,
+                    " has ", token.content.size(), " bytes; at most ", kMaxAddedTokenBytes,
+                    " are looked for");
+      if (!token.content.empty()) {
+        (token.normalized ? normalized : raw).push_back(token);
+      }
     }
+    raw_ = AddedTokens(std::move(raw));
+    normalized_ = AddedTokens(std::move(normalized));
   }
-  if (unknown) {
-    ids.push_back(*model_.unknown);
-  }
-}
 
-std::optional<TokenId> Bpe::token_of(std::string_view character) const {
-  if (character.size() == 1) {
-    return bytes_[static_cast<unsigned char>(character[0])];
-  }
-  const auto found = model_.vocabulary.find(character);
-  return found == model_.vocabulary.end() ? std::nullopt : std::optional(found->second);
-}
+  std::int64_t vocabulary() const override { return std::ssize(parts_.texts); }
+  std::vector<std::int64_t> begin_tokens() const override { return parts_.begin_tokens; }
+  std::vector<std::int64_t> end_tokens() const override { return parts_.end_tokens; }
+  std::optional<bool> begins_texts() const override { return parts_.begins_texts; }
 
-bool Bpe::append_fallback(std::string_view character, std::vector<TokenId>& ids) const {
-  const auto token = [&](char byte) { return fallback_[static_cast<unsigned char>(byte)]; };
-  if (!std::ranges::all_of(character, [&](char byte) { return token(byte).has_value(); })) {
-    return false;
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    std::vector<std::int64_t> ids;
+    std::unique_ptr<Workspace> workspace = take_workspace();
+    const auto on_token = [&](TokenId id) { ids.push_back(id); };
+    const auto on_word = [&](Piece word) { bpe_.encode(word.text, ids, *workspace); };
+    const auto on_part = [&](std::string_view part, bool first) {
+      // No copy without a normalizer.
+      const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
+      const auto on_text = [&](std::string_view piece, bool first_of_part) {
+        parts_.pre_tokenizers.split({piece, first && first_of_part}, on_word);
+      };
+      normalized_.split(parts_.normalizers.empty() ? part : copy, on_text, on_token);
+    };
+    std::string valid;
+    raw_.split(replace_invalid_utf8(text, valid), on_part, on_token);
+    const std::lock_guard lock(mutex_);
+    workspaces_.push_back(std::move(workspace));
+    return ids;
   }
-  for (const char byte : character) {
-    ids.push_back(*token(byte));
-  }
-  return true;
-}
 
-BpeTokenizer::BpeTokenizer(BpeTokenizerParts parts)
-    : parts_(std::move(parts)), special_(parts_.texts.size()), bpe_(std::move(parts_.model)) {
-  std::vector<AddedToken> raw;
-  std::vector<AddedToken> normalized;
-  for (AddedToken& token : parts_.added) {
-    special_[token.id] = token.special;
-    if (token.normalized) {
-      token.content = normalize(token.content);
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    std::vector<std::string> texts;
+    texts.reserve(tokens.size());
+    for (const auto token : tokens) {
+      TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
+                    " is outside the tokenizer's vocabulary of ", vocabulary(),
+                    ": decode with the tokenizer that made it");
+      const auto id = static_cast<std::size_t>(token);
+      if (!special_[id] && !parts_.texts[id].empty()) {
+        texts.push_back(parts_.texts[id]);
+      }
     }
-    TESSERA_CHECK(token.content.size() <= kMaxAddedTokenBytes, "the added token of id ", token.id,
-                  " has ", token.content.size(), " bytes; at most ", kMaxAddedTokenBytes,
-                  " are looked for");
-    if (!token.content.empty()) {
-      (token.normalized ? normalized : raw).push_back(token);
+    for (const auto& step : parts_.decoders) {
+      step(texts);
     }
-  }
-  raw_ = AddedTokens(std::move(raw));
-  normalized_ = AddedTokens(std::move(normalized));
-}
-
-std::string BpeTokenizer::normalize(std::string_view text) const {
-  std::string out(text);
-  for (const auto& step : parts_.normalizers) {
-    step(out);
-    check_growth(text.size(), out.size());
-  }
-  return out;
-}
-
-std::vector<std::int64_t> BpeTokenizer::encode(std::string_view text) const {
-  std::vector<std::int64_t> ids;
-  std::unique_ptr<BpeWorkspace> workspace = workspaces_.take();
-  const auto on_token = [&](TokenId id) { ids.push_back(id); };
-  const auto on_word = [&](Piece word) { bpe_.encode(word.text, ids, *workspace); };
-  std::string valid;
-  raw_.split(
-      replace_invalid_utf8(text, valid),
-      [&](std::string_view part, bool first) {
-        // No copy without a normalizer.
-        const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
-        normalized_.split(
-            parts_.normalizers.empty() ? part : copy,
-            [&](std::string_view piece, bool first_of_part) {
-              parts_.pre_tokenizers.split({piece, first && first_of_part}, on_word);
-            },
-            on_token);
-      },
-      on_token);
-  workspaces_.give(std::move(workspace));
-  return ids;
-}
-
-std::string BpeTokenizer::decode(const std::vector<std::int64_t>& tokens) const {
-  std::vector<std::string> texts;
-  texts.reserve(tokens.size());
-  for (const auto token : tokens) {
-    TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
-                  " is outside the tokenizer's vocabulary of ", vocabulary(),
-                  ": decode with the tokenizer that made it");
-    const auto id = static_cast<std::size_t>(token);
-    if (!special_[id] && !parts_.texts[id].empty()) {
-      texts.push_back(parts_.texts[id]);
+    std::string text;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      text += i > 0 && parts_.joined_by_spaces ? " " : "";
+      text += texts[i];
     }
+    return text;
   }
-  for (const auto& step : parts_.decoders) {
-    step(texts);
-  }
-  std::string text;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    text += i > 0 && parts_.joined_by_spaces ? " " : "";
-    text += texts[i];
-  }
-  return text;
-}
 
-std::unique_ptr<BpeWorkspace> BpeTokenizer::Workspaces::take() {
-  const std::lock_guard lock(mutex_);
-  if (free_.empty()) {
-    return std::make_unique<BpeWorkspace>();
+ private:
+  std::string normalize(std::string_view text) const {
+    std::string out(text);
+    for (const auto& step : parts_.normalizers) {
+      step(out);
+      check_growth(text.size(), out.size());
+    }
+    return out;
   }
-  auto workspace = std::move(free_.back());
-  free_.pop_back();
-  return workspace;
-}
 
-void BpeTokenizer::Workspaces::give(std::unique_ptr<BpeWorkspace> workspace) {
-  const std::lock_guard lock(mutex_);
-  free_.push_back(std::move(workspace));
+  std::unique_ptr<Workspace> take_workspace() const {
+    const std::lock_guard lock(mutex_);
+    if (workspaces_.empty()) {
+      return std::make_unique<Workspace>();
+    }
+    auto workspace = std::move(workspaces_.back());
+    workspaces_.pop_back();
+    return workspace;
+  }
+
+  BpeTokenizerParts parts_;
+  AddedTokens raw_;            ///< found in the original text
+  AddedTokens normalized_;     ///< found in the normalized text
+  std::vector<bool> special_;  ///< by id
+  Bpe bpe_;
+  /// Of the threads that encode. A later call uses the cache of an earlier one.
+  mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace
+
+TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts) {
+  return std::make_shared<BpeTokenizer>(std::move(parts));
 }
 
 }  // namespace tessera::data

@@ -28,7 +28,7 @@ constexpr int kMaxClassDepth = 16;
 /// CPU time of this thread for all matches of a text. A tokenizer's pattern needs 0.05 us a byte.
 constexpr double kFreeSeconds = 1;
 constexpr double kSecondsOfByte = 5e-6;
-constexpr int kMatchesBetweenLooks = 64;
+constexpr std::size_t kMatchesBetweenLooks = 64;
 constexpr std::size_t kBytesBetweenLooks = 1024;
 
 // Elements of a class. PCRE2's own \s has U+180E, and its \w has no marks.
@@ -37,7 +37,9 @@ constexpr std::string_view kSpace =
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 /// Oniguruma counts these as \w outside of a class alone.
 constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
-constexpr std::string_view kHexDigit = "0-9a-fA-F";
+/// Escapes of sets by their letters; upper case is the complement.
+constexpr std::array<std::pair<char, std::string_view>, 4> kSets{
+    {{'s', kSpace}, {'w', kWord}, {'d', R"(\p{Nd})"}, {'h', "0-9a-fA-F"}}};
 
 constexpr std::array<std::string_view, 7> kGroups{"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"};
 
@@ -124,6 +126,9 @@ class Translation {
       if (is_plain()) {
         return (negated ? "[^" : "[") + plain + "]";
       }
+      if (!negated && also.empty() && plain.empty() && parts.size() == 1) {
+        return parts[0];
+      }
       std::string any = plain.empty() ? "" : "[" + plain + "]";
       for (const std::string& part : parts) {
         any += (any.empty() ? "" : "|") + part;
@@ -176,78 +181,47 @@ class Translation {
   void escape() {
     refuse_if(rest_.size() < 2, "\\");
     const std::string word = "[" + std::string(kWord) + std::string(kWordOutside) + "]";
-    switch (rest_[1]) {
-      case 'w':
-        out_ += word;
-        break;
-      case 'W':
-        out_ += "(?!" + word + ")(?s:.)";
-        break;
-      case 'b':
-        out_ += "(?:(?<=" + word + ")(?!" + word + ")|(?<!" + word + ")(?=" + word + "))";
-        break;
-      case 'B':
-        out_ += "(?:(?<=" + word + ")(?=" + word + ")|(?<!" + word + ")(?!" + word + "))";
-        break;
-      default: {
-        Class set;
-        take_escape(set);
-        const bool is_set = std::string_view("sSdDhHpP").find(set_of_last_) != std::string::npos;
-        out_ += is_set ? set.text() : set.plain;
-        return;
-      }
+    const auto border = [&](const char* first, const char* second) {
+      return "(?:(?<=" + word + ")" + first + word + ")|(?<!" + word + ")" + second + word + "))";
+    };
+    const std::size_t special = std::string_view("wWbB").find(rest_[1]);
+    if (special != std::string_view::npos) {
+      take(2);
+      out_ += std::array{word, "(?!" + word + ")(?s:.)", border("(?!", "(?="),
+                         border("(?=", "(?!")}[special];
+      return;
     }
-    take(2);
+    Class set;
+    take_escape(set);
+    out_ += last_is_set_ ? set.text() : set.plain;
   }
 
-  /// Adds an escape to a class, or a character to a class that stands for it alone.
+  /// Adds an escape to a class.
   void take_escape(Class& set) {
     refuse_if(rest_.size() < 2, "\\");
     const char kind = rest_[1];
-    set_of_last_ = '\0';
-    const auto add = [&](std::string_view elements) {
-      set_of_last_ = kind;
-      take(2);
-      set.plain += elements;
-    };
-    const auto add_others = [&](std::string_view elements) {
-      set_of_last_ = kind;
-      take(2);
-      set.parts.push_back("[^" + std::string(elements) + "]");
-    };
-    switch (kind) {
-      case 's':
-        return add(kSpace);
-      case 'S':
-        return add_others(kSpace);
-      case 'w':
-        return add(kWord);
-      case 'W':
-        return add_others(kWord);
-      case 'h':
-        return add(kHexDigit);
-      case 'H':
-        return add_others(kHexDigit);
-      case 'd':
-      case 'D':
-        return add(rest_.substr(0, 2));
-      case 'p':
-      case 'P':
-        return rest_.substr(2).starts_with('{') ? add_property(set) : void(set.plain += take(2)[1]);
-      case 'u':
-      case 'x':
-        return add_number(set);
-      case 'v':
-      case 'b':  // only within a class
+    for (const auto& [letter, elements] : kSets) {
+      if ((kind | 0x20) == letter) {
         take(2);
-        set.plain += kind == 'v' ? "\\x0b" : "\\x08";
+        last_is_set_ = true;
+        kind == letter ? void(set.plain += elements)
+                       : set.parts.push_back("[^" + std::string(elements) + "]");
         return;
-      default:
-        refuse_if(
-            is_alphanumeric(kind) && std::string_view("nrtfae").find(kind) == std::string::npos,
-            rest_.substr(0, 2));
-        set.plain += take(1);
-        set.plain += take(first_character(rest_).bytes);
+      }
+    }
+    last_is_set_ = false;
+    if ((kind == 'p' || kind == 'P') && rest_.substr(2).starts_with('{')) {
+      add_property(set);
+    } else if (kind == 'u' || kind == 'x') {
+      add_number(set);
+    } else if (kind == 'v' || kind == 'b' || kind == 'p' || kind == 'P') {
+      set.plain += kind == 'v' ? "\\x0b" : kind == 'b' ? "\\x08" : std::string(1, kind);
+      take(2);
+    } else {
+      refuse_if(is_alphanumeric(kind) && std::string_view("nrtfae").find(kind) == std::string::npos,
+                rest_.substr(0, 2));
+      set.plain += take(1);
+      set.plain += take(first_character(rest_).bytes);
     }
   }
 
@@ -270,7 +244,7 @@ class Translation {
         rest_.substr(0, end + 1));
     const bool is_script = is_known("sc:" + name);
     refuse_if(!is_script && !is_known(name), rest_.substr(0, end + 1));
-    set_of_last_ = 'p';
+    last_is_set_ = true;
     take(end + 1);
     set.plain += (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
   }
@@ -309,7 +283,7 @@ class Translation {
         }
       } else if (rest_[0] == '\\') {
         take_escape(set);
-        is_set = set_of_last_ != '\0';
+        is_set = last_is_set_;
       } else {
         is_set = false;
         set.plain += take(first_character(rest_).bytes);
@@ -320,6 +294,7 @@ class Translation {
         set.plain += "\\-";
       }
     }
+    refuse_if(set.plain.empty() && set.parts.empty(), "[]");
     return set;
   }
 
@@ -329,7 +304,6 @@ class Translation {
     take(1);
     const bool negated = rest_.starts_with('^');
     take(negated ? 1 : 0);
-    refuse_if(rest_.starts_with(']'), "[]");
     Class set = take_items();
     while (rest_.starts_with("&&")) {
       take(2);
@@ -348,7 +322,7 @@ class Translation {
   std::string_view whole_;
   std::string_view rest_;
   std::string out_;
-  char set_of_last_ = '\0';  ///< the letter of the last escape if it is a set of characters
+  bool last_is_set_ = false;  ///< whether the last escape is a set of characters
   int depth_ = 0;
 };
 
@@ -358,88 +332,13 @@ double seconds_of_thread() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Searches one text repeatedly. A match has a limit of steps. Loops over a single character count
-/// no steps, so a pattern that reads the rest of the text at each place is found by its time.
-class Search {
- public:
-  Search(const pcre2_code* code, std::string_view text, const std::string& expression)
-      : code_(code),
-        text_(text),
-        expression_(expression),
-        context_(pcre2_match_context_create(nullptr)),
-        data_(pcre2_match_data_create(1, nullptr)) {
-    TESSERA_CHECK(context_ && data_, "no memory is left to match a tokenizer's pattern");
-    pcre2_set_match_limit(context_.get(), match_limit(text.size()));
-    pcre2_set_heap_limit(context_.get(), kHeapLimit);
+/// Where the next character begins, at `at` or later.
+std::size_t character_at(std::string_view text, std::size_t at) {
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
+    ++at;
   }
-
-  struct Range {
-    std::size_t begin = 0;
-    std::size_t end = 0;
-  };
-
-  /// The first match that begins at `at` or later. Searches in steps and checks the time between.
-  std::optional<Range> from(std::size_t at) {
-    if (++searches_ % kMatchesBetweenLooks == 0) {
-      check_time();
-    }
-    while (at <= text_.size()) {
-      const std::size_t next = character_at(at + kBytesBetweenLooks);
-      pcre2_set_offset_limit(context_.get(), next - 1);
-      if (const auto found = within_limit(at)) {
-        return found;
-      }
-      check_time();
-      at = next;
-    }
-    return std::nullopt;
-  }
-
-  /// Where the next character begins, at `at` or later.
-  std::size_t character_at(std::size_t at) const {
-    while (at < text_.size() && (static_cast<unsigned char>(text_[at]) & 0xc0U) == 0x80U) {
-      ++at;
-    }
-    return at;
-  }
-
- private:
-  void check_time() const {
-    const double limit = kFreeSeconds + kSecondsOfByte * static_cast<double>(text_.size());
-    TESSERA_CHECK(seconds_of_thread() - begin_ <= limit, "the tokenizer's pattern '",
-                  printable(expression_), "' needs more than ", limit, " s for a text of ",
-                  text_.size(), " bytes: use a tokenizer with a simpler pattern, or shorter texts");
-  }
-
-  std::optional<Range> within_limit(std::size_t at) {
-    int found = match(at, PCRE2_NO_UTF_CHECK);
-    // Compiled code has a small stack; the interpreter has a heap.
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
-    }
-    if (found == PCRE2_ERROR_NOMATCH) {
-      return std::nullopt;
-    }
-    TESSERA_CHECK(found >= 0, "the tokenizer's pattern '", printable(expression_),
-                  "' cannot be matched in a text of ", text_.size(), " bytes (",
-                  pcre2_message(found), "): use a tokenizer with a simpler pattern");
-    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data_.get());
-    return Range{range[0], range[1]};
-  }
-
-  int match(std::size_t at, std::uint32_t options) {
-    return pcre2_match(code_, bytes_of(text_), text_.size(), at, options, data_.get(),
-                       context_.get());
-  }
-
-  const pcre2_code* code_;
-  std::string_view text_;
-  const std::string& expression_;
-  MatchContext context_;
-  MatchData data_;
-  double begin_ = seconds_of_thread();
-  int searches_ = 0;
-};
+  return at;
+}
 
 pcre2_code* compile(std::string_view expression) {
   TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "a pattern of ", expression.size(),
@@ -476,21 +375,49 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
     }
     return;
   }
-  Search search(code_.get(), text, expression_);
+  const MatchContext context(pcre2_match_context_create(nullptr));
+  const MatchData data(pcre2_match_data_create(1, nullptr));
+  TESSERA_CHECK(context && data, "no memory is left to match a tokenizer's pattern");
+  pcre2_set_match_limit(context.get(), match_limit(text.size()));
+  pcre2_set_heap_limit(context.get(), kHeapLimit);
+  const double limit = kFreeSeconds + kSecondsOfByte * static_cast<double>(text.size());
+  const double begin = seconds_of_thread();
+  const auto check_time = [&] {
+    TESSERA_CHECK(seconds_of_thread() - begin <= limit, "the tokenizer's pattern '",
+                  printable(expression_), "' needs more than ", limit, " s for a text of ",
+                  text.size(), " bytes: use a tokenizer with a simpler pattern, or shorter texts");
+  };
+  const auto match = [&](std::size_t at, std::uint32_t options) {
+    return pcre2_match(code_.get(), bytes_of(text), text.size(), at, options, data.get(),
+                       context.get());
+  };
   std::optional<std::size_t> last_end;
-  for (std::size_t at = 0; at <= text.size();) {
-    const auto found = search.from(at);
-    if (!found) {
-      return;
+  for (std::size_t at = 0, searches = 1; at <= text.size(); ++searches) {
+    // Loops over one character count no steps, so the time is checked between parts of the text.
+    const std::size_t end_of_part = character_at(text, at + kBytesBetweenLooks);
+    pcre2_set_offset_limit(context.get(), end_of_part - 1);
+    int found = match(at, PCRE2_NO_UTF_CHECK);
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
+      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);  // with a heap
     }
-    // An empty match where the last match ended does not count.
-    if (found->begin == found->end && last_end == found->end) {
-      at = search.character_at(at + 1);
+    if (found == PCRE2_ERROR_NOMATCH || searches % kMatchesBetweenLooks == 0) {
+      check_time();
+    }
+    if (found == PCRE2_ERROR_NOMATCH) {
+      at = end_of_part;
       continue;
     }
-    on_match(found->begin, found->end);
-    at = found->end;
-    last_end = at;
+    TESSERA_CHECK(found >= 0, "the tokenizer's pattern '", printable(expression_),
+                  "' cannot be matched in a text of ", text.size(), " bytes (",
+                  pcre2_message(found), "): use a tokenizer with a simpler pattern");
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+    // An empty match where the last match ended does not count.
+    if (range[0] == range[1] && last_end == range[1]) {
+      at = character_at(text, range[1] + 1);
+      continue;
+    }
+    on_match(range[0], range[1]);
+    last_end = at = range[1];
   }
 }
 

@@ -204,7 +204,7 @@ TokenizerPtr tiktoken_tokenizer(const std::string& path, std::optional<TiktokenM
   try {
     std::vector<std::string> tokens = read_ranks(text);
     const TiktokenModelParts& parts = parts_of(model ? *model : tiktoken_model_of(tokens.size()));
-    return std::make_shared<BpeTokenizer>(parts_of_ranks(std::move(tokens), parts));
+    return bpe_tokenizer(parts_of_ranks(std::move(tokens), parts));
   } catch (const Error& error) {
     fail("cannot read the tokenizer '", path, "': ", error.what());
   }

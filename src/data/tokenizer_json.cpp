@@ -193,7 +193,7 @@ TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside) 
     BpeTokenizerParts parts = read_parts(JsonField(root, ""));
     check_prefix(JsonField(root, "").at("pre_tokenizer"), beside);
     join_files_beside(parts, beside);
-    return std::make_shared<BpeTokenizer>(std::move(parts));
+    return bpe_tokenizer(std::move(parts));
   } catch (const Error& error) {
     fail("cannot read the tokenizer '", path, "': ", error.what());
   }

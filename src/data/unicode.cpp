@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -75,30 +76,16 @@ Utf8Step first_character(std::string_view text) {
 }
 
 char32_t code_point(std::string_view character) {
-  const auto first = static_cast<unsigned char>(character[0]);
-  if (character.size() == 1) {
-    return first;
-  }
-  // 5, 4 or 3 bits of the first byte, 6 of each other.
-  char32_t code = first & (0x7fU >> character.size());
-  for (const char byte : character.substr(1)) {
-    code = code << 6 | (static_cast<unsigned char>(byte) & 0x3fU);
-  }
-  return code;
+  utf8proc_int32_t code = 0;
+  utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(character.data()),
+                   std::ssize(character), &code);
+  return static_cast<char32_t>(code);
 }
 
 void append_character(char32_t code, std::string& text) {
-  const auto byte = [](char32_t bits) { return static_cast<char>(bits); };
-  const auto behind = [&](int shift) { return byte(0x80U | (code >> shift & 0x3fU)); };
-  if (code < 0x80) {
-    text += byte(code);
-  } else if (code < 0x800) {
-    text += {byte(0xc0U | code >> 6), behind(0)};
-  } else if (code < 0x10000) {
-    text += {byte(0xe0U | code >> 12), behind(6), behind(0)};
-  } else {
-    text += {byte(0xf0U | code >> 18), behind(12), behind(6), behind(0)};
-  }
+  std::array<utf8proc_uint8_t, 4> bytes{};
+  const auto size = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes.data());
+  text.append(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(size));
 }
 
 std::string_view last_character(std::string_view text) {
@@ -249,24 +236,12 @@ std::string lower_case(std::string_view text) {
 
 /// Letters, marks, decimal and letter numbers, connectors, joiners, and letters in circles.
 bool is_word(char32_t code) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      return code == 0x200c || code == 0x200d || (code >= 0x24b6 && code <= 0x24e9) ||
-             (code >= 0x1f130 && code <= 0x1f149) || (code >= 0x1f150 && code <= 0x1f169) ||
-             (code >= 0x1f170 && code <= 0x1f189);
-  }
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  static_assert(UTF8PROC_CATEGORY_LU == 1 && UTF8PROC_CATEGORY_NL == 10);
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) ||
+         category == UTF8PROC_CATEGORY_PC || code == 0x200c || code == 0x200d ||
+         (code >= 0x24b6 && code <= 0x24e9) || (code >= 0x1f130 && code <= 0x1f149) ||
+         (code >= 0x1f150 && code <= 0x1f169) || (code >= 0x1f170 && code <= 0x1f189);
 }
 
 std::size_t leading_space(std::string_view text) {

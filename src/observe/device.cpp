@@ -1,5 +1,5 @@
-// The machine and its used memory, for metrics and MFU. "" or 0 if unknown: a run must not fail for
-// its metrics.
+// The machine and its used memory, for metrics and MFU. Unknown values are "" or 0, so that a run
+// does not fail because of its metrics.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
@@ -30,12 +30,12 @@ c10::Device current_cuda_device() {
   return {c10::DeviceType::CUDA, detail::current_device(c10::DeviceType::CUDA)};
 }
 
-/// Asks the driver, which a CUDA program has loaded, about the current device: the layer does not
-/// link CUDA for that. Declared here as in cuda.h: CUresult and CUdevice are ints, and 0 is
+/// Calls a function of the CUDA driver for the current device. A CUDA program has loaded the
+/// driver, so this layer does not link CUDA. As in cuda.h, CUresult and CUdevice are ints, and 0 is
 /// success.
 template <class... Results>
 bool ask_driver(const char* function, Results... results) {
-  // RTLD_NOLOAD: only if it is there already.
+  // RTLD_NOLOAD: only if it is loaded already.
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) {
     return false;
@@ -68,7 +68,7 @@ std::string cpu_name() {
   return "";
 }
 
-/// Asked of the driver once: the question stalls the device. A process has one GPU.
+/// Cached, since the call stalls the device. A process has one GPU.
 std::int64_t cuda_capacity(c10::Device device) {
   static const std::int64_t bytes = detail::memory_capacity(device);
   return bytes;
@@ -92,7 +92,7 @@ int compute_capability() {
   return ask_driver("cuDeviceComputeCapability", &major, &minor) ? 10 * major + minor : 0;
 }
 
-/// On a CPU of the whole process: ranks that are threads share it.
+/// On a CPU the numbers are of the whole process; ranks that are threads share them.
 MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
     return take_cuda_memory();
@@ -113,9 +113,9 @@ std::int64_t physical_memory_bytes() {
 
 namespace {
 
-/// Much longer than a scheduler's time slice: ranks may be more than cores.
+/// Much longer than a scheduler's time slice, since there may be more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
-/// A product that takes less is not worth all cores of a large machine.
+/// Shorter products do not use all cores of a large machine.
 constexpr double kProductSeconds = 5e-3;
 
 /// Products of two square matrices.
@@ -123,7 +123,7 @@ class SquareProducts {
  public:
   SquareProducts(std::int64_t size, c10::Device device, c10::ScalarType type)
       : size_(size), device_(device) {
-    // No zeros, for which a GPU needs less power and clocks higher.
+    // No zeros: a GPU needs less power for them and raises its clock.
     a_ = at::arange(size * size, at::device(device).dtype(at::kFloat)).sin_().view({size, size});
     a_ = a_.to(type);
     result_ = at::empty_like(a_);
@@ -149,7 +149,7 @@ class SquareProducts {
   at::Tensor a_, result_;
 };
 
-/// As large as the device needs, and no larger.
+/// The smallest products that fill the device.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {

@@ -1,5 +1,5 @@
-// Notes each allocation and its end with the current phase and lane. The purpose of a block is
-// known only when it is freed: a block that a forward leaves allocated is an activation.
+// Records when each block is allocated and freed, with the phase and the lane. The kind of a block
+// is known only when it is freed: a block that outlives the forward that made it is an activation.
 #include "tessera/observe/memory.h"
 
 #include <sys/mman.h>
@@ -101,15 +101,15 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
 
 namespace {
 
-/// Whether the thread is in what changes the parameters, or in what comes before it.
+/// Whether the thread is in an optimizer step, or in clipping or unscaling before it.
 bool is_update(std::string_view caller) {
   return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
 }
 
 }  // namespace
 
-/// Phases are not announced: autograd knows when it runs, and code that clips norms or updates
-/// names itself.
+/// Derives the phase: autograd says when a backward runs, and clipping and updates have a
+/// CallerScope.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
@@ -123,7 +123,7 @@ void MemoryLog::update_phase() {
   phase_ = now;
 }
 
-/// Usually the moment of the allocation before.
+/// Usually the same as for the previous allocation.
 void MemoryLog::update_moment() {
   std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
   if (name.empty()) {
@@ -138,7 +138,7 @@ void MemoryLog::update_moment() {
   }
 }
 
-/// The thread that reads batches ahead allocates, too, whatever the phase.
+/// Another thread reads batches ahead, and allocates in any phase.
 void MemoryLog::note(const TensorBlock& block) {
   const std::lock_guard lock(mutex_);
   const bool by_step = std::this_thread::get_id() == thread_;
@@ -204,7 +204,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // The first forward makes shards, which are assigned, and masks, which are not.
+    // The first forward makes shards, which are assigned as parameters, and masks, which are not.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }
@@ -296,7 +296,7 @@ StepMemory MemoryLog::use(bool on_host) const {
 
 namespace {
 
-/// Below this a block is cheaper from the heap than from the system.
+/// Smaller blocks are cheaper from the heap than from mmap.
 constexpr std::size_t kReserveFrom = std::size_t{1} << 16;
 
 TensorMemoryOptions& counting_options() {
@@ -316,7 +316,7 @@ struct Counted {
   std::size_t reserved_bytes = 0;  ///< or from the system
 };
 
-/// By address: libtorch's raw allocations know nothing else of a block.
+/// By address, the only thing that libtorch's raw deallocation passes.
 struct Blocks {
   std::mutex mutex;
   std::unordered_map<void*, Counted> by_address;

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-/// JSON has no numbers that are not finite, with which minima and maxima begin.
+/// Minima and maxima begin with infinities, which JSON lacks.
 json to_json(double value) {
   if (std::isfinite(value)) {
     return value;
@@ -103,7 +103,7 @@ void Metric::load_state_dict(const json& state) {
   synced_ = false;
 }
 
-/// All are read before one is changed.
+/// Reads all values before it changes one.
 void Metric::set_values(const json& state) {
   std::map<std::string, double> found;
   for (const auto& [name, value] : values_) {

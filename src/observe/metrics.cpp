@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -21,7 +20,7 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// null and no number: 0 % MFU would be a statement.
+/// Unknown values are null, since 0 % MFU would be a claim.
 ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
@@ -38,58 +37,6 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
     }
   }
   return groups;
-}
-
-std::optional<double> number_or_none(const json& value) {
-  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
-}
-
-/// null stands for a number that is not finite.
-double number(const json& value) {
-  return number_or_none(value).value_or(std::numeric_limits<double>::quiet_NaN());
-}
-
-comm::TrafficTable traffic_of(const json& groups) {
-  comm::TrafficTable table;
-  for (const auto& [group, collectives] : groups.items()) {
-    for (const auto& [collective, traffic] : collectives.items()) {
-      table[{group, collective}] = {traffic.at("calls"), traffic.at("bytes"),
-                                    traffic.value("link_bytes", std::int64_t{0})};
-    }
-  }
-  return table;
-}
-
-/// What to_json() wrote.
-StepMetrics metrics_of(const json& record) {
-  StepMetrics metrics;
-  metrics.step = record.at("step");
-  metrics.loss = number(record.at("loss"));
-  metrics.grad_norm = number(record.at("grad_norm"));
-  metrics.lr = number(record.at("lr"));
-  metrics.step_time_s = number(record.at("step_time_s"));
-  // Runs that began with an older program lack it.
-  metrics.data_time_s = record.contains("data_time_s") ? number(record.at("data_time_s")) : 0;
-  metrics.tokens_per_s = number(record.at("tokens_per_s"));
-  metrics.tflops = number(record.at("tflops"));
-  metrics.mfu = number_or_none(record.at("mfu"));
-  metrics.mfu_causal = number_or_none(record.at("mfu_causal"));
-  metrics.peak_memory_bytes = record.at("peak_memory_bytes");
-  metrics.comm = traffic_of(record.at("comm"));
-  if (record.contains("loss_scale")) {
-    metrics.loss_scale = number(record.at("loss_scale"));
-    metrics.skipped = record.at("skipped");
-  }
-  if (record.contains("peak_active_bytes")) {
-    metrics.peak_active_bytes = record.at("peak_active_bytes").get<std::int64_t>();
-  }
-  if (record.contains("checkpoint_stall_s")) {
-    metrics.checkpoint_stall_s = number(record.at("checkpoint_stall_s"));
-  }
-  if (record.contains("eval_loss")) {
-    metrics.eval_loss = number(record.at("eval_loss"));
-  }
-  return metrics;
 }
 
 /// Calls `visit(line, record)` for the records up to step `last`.
@@ -115,11 +62,11 @@ void for_each_record(const std::filesystem::path& path, std::int64_t last, const
 
 }  // namespace
 
-/// Per rank where it is compared with a device's peak.
+/// FLOP/s and MFU are per rank; tokens_per_s is of the whole job.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
-  // The job's tokens, divided among ranks: with tensor parallelism a rank works on parts of more.
+  // With tensor parallelism a rank works on parts of more tokens than this.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {
@@ -167,7 +114,7 @@ std::string to_json(const StepMetrics& metrics) {
   return json.dump();
 }
 
-/// In the format of torchtitan's log, so that runs of the two can be read side by side.
+/// In the format of torchtitan's log, to compare runs of both.
 std::string titan_line(const StepMetrics& metrics, int world_size) {
   const auto peak = static_cast<double>(metrics.peak_memory_bytes);
   const auto capacity = static_cast<double>(metrics.memory_capacity_bytes);
@@ -177,14 +124,6 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
       metrics.step, metrics.loss, metrics.grad_norm, peak / (1 << 30),
       capacity > 0 ? 100 * peak / capacity : 0, grouped(metrics.tokens_per_s / world_size),
       grouped(metrics.tflops, 2), metrics.mfu ? fmt::format("{:.2f}%", *metrics.mfu) : "N/A");
-}
-
-std::vector<StepMetrics> read_metrics(const std::filesystem::path& path, std::int64_t last) {
-  std::vector<StepMetrics> steps;
-  for_each_record(path, last, [&steps](const std::string& /*line*/, const json& record) {
-    steps.push_back(metrics_of(record));
-  });
-  return steps;
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
@@ -198,7 +137,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
     for_each_record(path, resumed, [&kept](const std::string& line, const json& /*record*/) {
       kept += line + '\n';
     });
-    // Complete or not at all: the records of a run are not made again.
+    // Atomic: these records can't be made again.
     files::write_file(path, kept);
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
@@ -208,7 +147,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
 
 void MetricsWriter::write(const StepMetrics& metrics) {
   const std::string line = to_json(metrics) + '\n';
-  // Flushed each step: a killed run leaves all its steps.
+  // Flushed each step, so that a killed run leaves all its steps.
   out_ << line << std::flush;
   TESSERA_CHECK(out_, "writing the metrics file '", path_.string(),
                 "' failed: check that the disk has room");
@@ -222,7 +161,7 @@ void MetricsWriter::write_again(const StepMetrics& metrics) {
   std::string line = to_json(metrics);
   line.resize(std::max(line.size() + 1, last_bytes_), ' ');
   line.back() = '\n';
-  // One write, over the old bytes: a killed run leaves the one record or the other.
+  // One write over the old bytes, so that a killed run leaves the old record or the new one.
   std::fstream file(path_, std::ios::in | std::ios::out);
   file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) - last_bytes_));
   file << line << std::flush;
@@ -241,8 +180,8 @@ struct Peak {
   double fp32;                          ///< NVIDIA's without TF32; AMD's of its matrix cores
 };
 
-/// More particular names first. PCIe and NVL boards are clocked lower than SXM ones; an MI250X
-/// shows itself as two devices. Not a constant, as a vector cannot be one.
+/// More specific names come first. PCIe and NVL boards have a lower clock than SXM boards. An
+/// MI250X appears as two devices.
 const std::vector<Peak>& peaks() {
   static const std::vector<Peak> table = {
       {{"A100"}, 312, 19.5},       {{"A6000"}, 154.85, 38.7}, {{"H100", "NVL"}, 835, 60},
@@ -284,7 +223,7 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
 
 /// The first row of the table whose words all are in the name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word may be empty, which no row asks for.
+  // The last word may be empty; no row of the table contains an empty word.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

@@ -1,5 +1,5 @@
-// One line at the end of a terminal that is drawn again and again; nothing where the output goes to
-// a file.
+// A progress line at the bottom of a terminal, redrawn in place. Prints nothing if the stream is a
+// file. Text is formatted without a locale, so that it is the same on every machine.
 #include "tessera/observe/detail/progress.h"
 
 #include <fmt/format.h>
@@ -16,10 +16,10 @@
 namespace tessera::observe {
 namespace {
 
-/// Steps of a small model take milliseconds; a terminal is slower.
+/// A terminal is slower than the steps of a small model.
 constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
 
-/// Asked for each time, as windows are resized. 80 if the terminal does not say.
+/// Read each time, since windows are resized. 80 if the terminal does not report its width.
 std::size_t terminal_width(std::FILE* stream) {
   winsize size{};
   const bool known = ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
@@ -68,13 +68,12 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
     return;
   }
   const auto now = Clock::now();
-  // A resumed run begins at a later step: time is counted from its first one, and the first step is
-  // not in the mean, as it is slow.
+  // Measured from the first step of this start, which is slow and not in the mean.
   if (first_step_ == 0) {
     first_step_ = step;
     first_time_ = now;
   }
-  // Done: the log's last lines take its place.
+  // After the last step the line disappears.
   if (step >= steps_) {
     return clear();
   }
@@ -86,7 +85,7 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
   const double left =
       measured == 0 ? -1
                     : elapsed / static_cast<double>(measured) * static_cast<double>(steps_ - step);
-  // One column stays free: a cursor behind the last one would wrap.
+  // One column stays free, since a cursor after the last column would wrap.
   const auto text =
       progress_text(step, steps_, loss, tokens_per_s, left, terminal_width(stream_) - 1);
   // Back to the start of the line, and clear it.
@@ -96,14 +95,14 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
   last_drawn_ = now;
 }
 
-/// The bar goes before a line of the log is written, and comes back with the next update().
+/// Removes the progress line; the next update() draws it again.
 void Progress::line(const std::string& text) {
   clear();
   std::fprintf(log_, "%s\n", text.c_str());
   std::fflush(log_);
 }
 
-/// Leaves no trace in the terminal; without a drawn line nothing is written.
+/// Does nothing if no line is drawn.
 void Progress::clear() {
   if (!drawn_) {
     return;
@@ -120,7 +119,7 @@ std::string grouped(double value, int decimals) {
   if (!std::isfinite(value)) {
     return text;
   }
-  // Behind the sign.
+  // After the sign.
   const std::size_t first = text.starts_with('-') ? 1 : 0;
   std::size_t position = text.find('.');
   if (position == std::string::npos) {
@@ -142,18 +141,6 @@ std::string bytes_text(double bytes) {
   }
   const int decimals = unit == 0 || bytes >= 100 ? 0 : bytes >= 10 ? 1 : 2;
   return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
-}
-
-std::string compact(double value) {
-  for (const auto& [limit, suffix] :
-       {std::pair(1e9, "G"), std::pair(1e6, "M"), std::pair(1e4, "k")}) {
-    // Thousands are abbreviated from 10k on: "1234" says more than "1.234k".
-    const double scale = limit == 1e4 ? 1e3 : limit;
-    if (std::fabs(value) >= limit) {
-      return fmt::format("{:.4g}{}", value / scale, suffix);
-    }
-  }
-  return fmt::format("{:.4g}", value);
 }
 
 /// Two units at most.

@@ -25,8 +25,7 @@ std::string text_of(const Placements& placements, const std::vector<std::string>
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-/// The layout itself if no list of placements describes it.
-/// sharding_spec() throws nothing here: the caller has made sure that the tensor is distributed.
+/// The layout itself if no list of placements describes it. `tensor` is distributed.
 std::string placements_text(const at::Tensor& tensor) {
   const auto& spec = sharding_spec(tensor);
   try {
@@ -49,7 +48,7 @@ ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module) {
   std::vector<ShardingRow> table;
   for (const auto& [name, slot] : module.named_slots()) {
-    // The persistent tensor is what a rank keeps; FSDP's unsharded one comes and goes.
+    // The persistent tensor is the shard; FSDP's unsharded tensor is temporary.
     table.push_back(row_of(name, slot->persistent()));
   }
   return table;

@@ -72,7 +72,7 @@ std::string summary_of(const Scalars& scalars) {
   return summary;
 }
 
-/// Rotated and shifted, as TFRecords have it: the sum of data that hold sums would be weak.
+/// TFRecord's masked CRC: rotated, plus a constant.
 std::string masked_crc(std::string_view bytes) {
   const std::uint32_t crc = detail::crc32c(std::as_bytes(std::span(bytes)));
   return little_endian(std::rotr(crc, 15) + 0xa282ead8U, 4);
@@ -88,8 +88,7 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "host";
 }
 
-/// As TensorFlow names them; TensorBoard reads them in the order of their names, and so of their
-/// times.
+/// TensorFlow's naming. TensorBoard reads files in the order of names, which is that of times.
 std::filesystem::path event_file(const std::filesystem::path& folder, int count) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
@@ -137,7 +136,7 @@ Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::str
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step) {
   files::create_folders(folder);
-  // Another writer of this process, or a run in another container, may have made one just now.
+  // Another writer of this process, or a run in another container, may have just made this file.
   for (int count = 0; file_ == nullptr; ++count) {
     path_ = event_file(folder, count);
     file_.reset(std::fopen(path_.c_str(), "wbx"));

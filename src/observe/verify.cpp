@@ -1,5 +1,5 @@
-// Every rank runs the reference itself, with its own samples. So only the mean of the reference's
-// gradients is communicated.
+// Every rank runs the reference with its own samples. Only the mean of the reference's gradients is
+// communicated.
 #include "tessera/observe/verify.h"
 
 #include <fmt/format.h>
@@ -21,11 +21,11 @@
 namespace tessera::observe {
 namespace {
 
-/// How far in front of those that the program has drawn: where FSDP sees that the counts have not
-/// changed between two forwards it takes the model for one that draws nothing.
+/// Distance from the program's own counts of random operators. FSDP assumes that a model draws
+/// nothing if the counts do not change between two forwards, so the runs must not repeat them.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
-/// How often the weights are moved: a single number may by chance move little the first time.
+/// How often the weights are moved. One draw may move a single number very little by chance.
 constexpr std::uint64_t kDraws = 2;
 
 class Verification {
@@ -41,7 +41,7 @@ class Verification {
     comm::run_or_fail_together(flush_pending_transfers(mesh_.group_of_all_ranks()), mesh_.device(),
                                work);
   }
-  /// Empty: they are.
+  /// The first difference; empty if there is none.
   std::string whether_weights_are_equal() const;
   std::string problem_of_first_rank(const std::string& own) const;
   void run_reference();
@@ -81,7 +81,7 @@ std::string Verification::whether_weights_are_equal() const {
   std::string problem;
   try {
     check(mesh_, "parameter", reference_.named_slots());
-    // Those of a batch norm may depend on the samples.
+    // Buffers of a batch norm depend on the samples.
     if (const auto dims = other_dims(mesh_, options_.batch_dims); !dims.empty()) {
       check(mesh_.slice(dims), "buffer", reference_.named_buffer_slots());
     }
@@ -93,7 +93,7 @@ std::string Verification::whether_weights_are_equal() const {
   return problem_of_first_rank(problem);
 }
 
-/// Ranks with other samples may have found no problem, or another one.
+/// Ranks with other samples may have found another problem, or none.
 std::string Verification::problem_of_first_rank(const std::string& own) const {
   comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
   const auto failure =
@@ -117,7 +117,7 @@ void Verification::run_reference() {
   }
 }
 
-/// A rank's random numbers are those of its rows, after those of the ranks before it.
+/// A rank's random numbers are indexed by its rows, which follow those of lower ranks.
 void Verification::check_rows() const {
   comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
   const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});
@@ -174,7 +174,7 @@ VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const Dev
 
 namespace {
 
-/// What comes after the first lines follows from it.
+/// Later differences usually follow from the first ones.
 constexpr std::size_t kLines = 8;
 
 std::string counted(std::size_t count, std::string_view what) {

@@ -27,8 +27,8 @@
 namespace tessera::observe {
 namespace {
 
-/// A copy, since the program may write to the tensor. Beside its computation: neither autograd nor
-/// selective checkpointing sees it.
+/// A copy, since the program may write to the tensor. Invisible to autograd and to selective
+/// checkpointing.
 at::Tensor copy_of(const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const OperatorModePause no_mode;
@@ -179,7 +179,7 @@ class BackwardOrder {
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
-/// The gradients of the trained parameters. One rank's are zeros where there are none.
+/// The gradients of the trained parameters. On one rank a missing gradient is zeros.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {
@@ -197,7 +197,7 @@ std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   return gradients;
 }
 
-/// Messages of libtorch may have several lines.
+/// libtorch's messages may have several lines.
 std::string first_line(const std::string& message) {
   return message.substr(0, message.find('\n'));
 }
@@ -276,7 +276,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
   nn::visit_modules(reference, [&](const std::string& fqn, torch::nn::Module& copy) {
     copies.emplace(fqn, &copy);
   });
-  // Parents first: train() is for all below as well.
+  // Parents come first, since train() also sets all modules below.
   nn::visit_modules(module, [&](const std::string& fqn, torch::nn::Module& each) {
     const auto found = copies.find(fqn);
     if (found == copies.end()) {
@@ -285,7 +285,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
     const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-    // Without a key both will take that of their name.
+    // Without a key both use the key of their name.
     if (to != nullptr && dropout != nullptr && dropout->key()) {
       to->set_key(*dropout->key());
     }

@@ -1,5 +1,4 @@
-// A rank's step in a fake world, followed by its memory log and its schedule. What the training
-// does, its plan says: the code is the same.
+// Runs a rank's real step in a fake world, with a memory log and a schedule that observe it.
 #include "tessera/planning/plan.h"
 
 #include <ATen/Parallel.h>
@@ -31,8 +30,8 @@ namespace {
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// Where any rank of the root is in its own submesh of the same dimensions as `mesh`. A dimension
-/// that was flattened is made of several of the root's.
+/// Maps a rank's coordinate in the root mesh to its coordinate in its own submesh with the
+/// dimensions of `mesh`. A flattened dimension consists of several dimensions of the root.
 class Submesh {
  public:
   Submesh(const DeviceMesh& mesh, const MeshShape& root) : weights_(mesh.shape().ndim()) {
@@ -65,7 +64,7 @@ class Submesh {
     return mesh.ranks()[static_cast<std::size_t>(mesh.shape().index(at))];
   }
 
-  /// One step along a dimension of the root, alone, is as many steps here.
+  /// Records how far one step along a single dimension of the root moves in the submesh.
   void note(int dim, std::int64_t steps, const Coordinate& begin, const Coordinate& end) {
     Coordinate difference(begin.size());
     std::ranges::transform(end, begin, difference.begin(), std::minus<>());
@@ -87,7 +86,7 @@ struct Place {
   Submesh submesh;
 };
 
-/// Parameters that are laid out alike are so on all ranks: one of each sort.
+/// One parameter of each layout and size, since equal ones are equal on all ranks.
 std::vector<Place> places_of(const Run& run) {
   std::vector<Place> places;
   std::set<std::tuple<const void*, const void*, Coordinate>> seen;
@@ -134,7 +133,7 @@ std::vector<RankKind> kinds_of(const Run& run) {
 /// Bytes that libtorch's allocator rounds to on a GPU.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// The lanes of a rank that is planned: on a GPU with time, on a CPU without, as there.
+/// The lanes of the planned rank.
 class PlannedStreams final : public comm::Streams {
  public:
   explicit PlannedStreams(Schedule& schedule) : schedule_(schedule) {}
@@ -153,7 +152,7 @@ class PlannedStreams final : public comm::Streams {
   Schedule& schedule_;
 };
 
-/// Within a scope the CPU has these lanes.
+/// While it exists, the CPU has these lanes.
 class HostStreamsScope {
  public:
   explicit HostStreamsScope(comm::StreamsPtr streams) {
@@ -164,7 +163,7 @@ class HostStreamsScope {
   ~HostStreamsScope() { comm::set_host_streams(nullptr); }
 };
 
-/// What is still computed, on integers, is small: threads would only wait for it.
+/// Only small integer operators are computed, for which threads are a waste.
 class OneThread {
  public:
   OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
@@ -176,7 +175,7 @@ class OneThread {
   int before_;
 };
 
-/// So that the log knows parameters from what a forward keeps.
+/// Lets the log distinguish parameters from activations.
 void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
     log.assign_parameter(local_tensor(slot->persistent()));

@@ -23,7 +23,7 @@ std::string size_text(std::int64_t bytes) {
   return observe::bytes_text(static_cast<double>(bytes));
 }
 
-/// "14.982 s", and where that says little "1.802 ms".
+/// "14.982 s", or "1.802 ms" if it is short.
 std::string seconds_text(double seconds) {
   return seconds < 0.01 && seconds > 0 ? fmt::format("{:.3f} ms", 1e3 * seconds)
                                        : fmt::format("{:.3f} s", seconds);
@@ -35,7 +35,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-/// Only where some layout has it.
+/// A column that is shown only if some layout needs it.
 std::string column(bool shown, const std::string& text) {
   return shown ? fmt::format(" {:>4}", text) : "";
 }
@@ -200,7 +200,7 @@ Json json_of_spans(const StepTime& time) {
 
 Json json_of(const RankPlan& rank) {
   Json json = json_of_memory(rank.memory);
-  // In the form of the metrics, made by them.
+  // In the format of the metrics.
   const Json metrics = Json::parse(observe::to_json(rank.metrics));
   json["comm"] = metrics.at("comm");
   for (const char* key : {"step_time_s", "tokens_per_s", "tflops", "mfu", "mfu_causal"}) {
@@ -293,7 +293,7 @@ std::string rate_text(double rate, const char* unit) {
   return fmt::format("{:.4g} {}{}", rate, kPrefixes[thousands], unit);
 }
 
-/// What a time follows from.
+/// The assumptions that times are computed from.
 std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
   return fmt::format(
       "Predicted, not measured. A {}: products at {:.0f} % and attention at {:.0f} % of {} ({}), "
@@ -306,7 +306,7 @@ std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
       rate_text(machine.link_bandwidth, "B/s"), rate_text(machine.network_bandwidth, "B/s"));
 }
 
-/// What makes a part of the peak smaller, whatever the program's flags are called.
+/// General advice if the program gives none: what makes a part of the peak smaller.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
   if (plan.options.remedy) {
     return plan.options.remedy(kind);

@@ -1,5 +1,5 @@
-// A simulation that the planned step drives itself: it issues operators, collectives and waits in
-// the order in which a real one does.
+// A simulation driven by the planned step, which issues operators, collectives and waits in the
+// order of a real one.
 
 #include "schedule.h"
 
@@ -23,19 +23,20 @@ double size_of(const at::Tensor& tensor, std::int64_t dim) {
   return static_cast<double>(tensor.size(dim));
 }
 
-/// Two products over the scores. A mask, causal or another, leaves half of the scores.
+/// Two products over the scores. Any mask is assumed to leave half of the scores.
 double attention_flops(const at::Tensor& query, const at::Tensor& key, bool masked) {
   return (masked ? 2.0 : 4.0) * size_of(query, 0) * size_of(query, 1) * size_of(query, 2) *
          size_of(key, 2) * size_of(query, 3);
 }
 
-/// `small`: what each weight of a channel meets once: the result, or the input of a transposed one.
+/// `small`: the result, or the input of a transposed convolution. Each weight of a channel is
+/// multiplied once for each of its elements.
 double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
   return 2.0 * static_cast<double>(small.numel()) * static_cast<double>(weight.numel()) /
          size_of(weight, 0);
 }
 
-/// What fills a tensor does not read it.
+/// Operators that fill a tensor do not read it.
 bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
 }
@@ -69,7 +70,7 @@ std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) 
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
 }
 
-/// How often a rank's link carries its input, in a ring of `n` ranks.
+/// How often a rank's link transfers its input, in a ring of `n` ranks.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -177,7 +178,7 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // Neighbours of a node each have a network card: as many rings as there are of them.
+  // Each rank of a node has a network card, so there are as many rings as ranks of the group there.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);

@@ -1,5 +1,5 @@
-// When a step's work would be done: each lane of a device, and the network of each group, is a
-// clock that goes on with what is issued there.
+// Simulates when the work of a step is done. Each lane of a device and the network of each group is
+// a clock that advances with the work issued there.
 
 #pragma once
 
@@ -20,20 +20,20 @@
 
 namespace tessera::planning {
 
-/// The host is taken to be ahead of the device, which holds for large models. An operator takes its
-/// FLOPs or its bytes at the machine's rates; a collective takes its bytes at those of the slowest
-/// link of a ring, and runs beside everything but collectives of its group.
+/// The host is assumed to be ahead of the device, as for large models. An operator takes the time
+/// of its FLOPs or its bytes at the machine's rates; a collective that of its bytes at the slowest
+/// link of a ring. A collective overlaps with everything but collectives of its group.
 class Schedule {
  public:
-  /// Without a machine it keeps no time. Without lanes, as on a CPU, all is in the order of its
-  /// issue, collectives too, and events have passed.
+  /// Without a machine there are no times. Without lanes, as on a CPU, all work runs in the order
+  /// of issue, collectives included.
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
-  /// `phase`: that the call is in.
+  /// `phase`: of the call.
   void run(const kernels::FakeCall& call, observe::MemoryPhase phase);
   comm::WorkPtr start(const comm::FakeCollective& call);
-  /// Forgets what was before.
+  /// Discards the times of the previous step.
   void begin_step();
   StepTime time() const;
 

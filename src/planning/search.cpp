@@ -1,5 +1,4 @@
-// From the layout that takes the least memory to those that take more: what takes more than one
-// that does not fit is not planned.
+// Tries layouts in the order of their memory. If a layout does not fit, larger ones are skipped.
 #include "tessera/planning/search.h"
 
 #include <fmt/format.h>
@@ -20,11 +19,10 @@
 namespace tessera::planning {
 namespace {
 
-/// By memory, the least first.
+/// The least memory first.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
-/// The degrees of context parallelism, where it is tried: the sequences of a batch are then more
-/// than its ranks can have whole, or each takes much.
+/// The degrees of context parallelism that are tried for long sequences, or if nothing else fits.
 constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
 constexpr std::int64_t kLongSequence = 16384;
 
@@ -32,8 +30,8 @@ std::int64_t most_tp(const SearchSpace& s) {
   return s.fixed_tp ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
-/// The degrees that are left open. `accumulate`: micro-batches; of another number than the first,
-/// only meshes whose ranks can have so many.
+/// The meshes with these degrees. If `accumulate` is not the first number of micro-batches, only
+/// meshes whose ranks have that many.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed_tp ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
@@ -58,14 +56,14 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
 /// Indices of kActivations and kZero that don't fit.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// Layouts of a mesh, each behind those that take less memory.
+/// The layouts of one mesh, the least memory first.
 class MeshSearch {
  public:
-  /// `too_large`: known before.
+  /// `too_large`: layouts that are known not to fit.
   MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
       : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
 
-  /// What does not fit.
+  /// Returns the layouts that do not fit.
   TooLarge run() {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
@@ -98,7 +96,7 @@ class MeshSearch {
     layout.zero = kZero[zero];
     try {
       FoundLayout found{.layout = layout, .estimate = search_.space.estimate(layout)};
-      // In whole nanoseconds: sums in another order differ in their last bits.
+      // Rounded to nanoseconds, since sums in another order differ in their last bits.
       double& seconds = found.estimate.metrics.step_time_s;
       seconds = std::round(1e9 * seconds) / 1e9;
       found.fits = found.estimate.peak_bytes <= search_.space.machine.room();
@@ -121,8 +119,8 @@ std::int64_t least_peak(const Search& search) {
   return peak(*std::ranges::min_element(search.found, {}, peak));
 }
 
-/// `found` in order: of those that fit, each with less memory than all faster ones is on the
-/// frontier.
+/// `found` is sorted by time. A layout that fits is on the frontier if it takes less memory than
+/// all faster ones.
 void mark_frontier(std::vector<FoundLayout>& found) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (FoundLayout& each : found) {
@@ -195,14 +193,14 @@ class LayoutSearch {
     }
   }
 
-  /// More of them for as long as that may make it fit.
+  /// Doubles them for as long as a layout may still fit.
   void try_micro_batches() {
     const SearchSpace& s = search_.space;
     std::int64_t floor = 0;
     for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
       const std::int64_t before = least_peak(search_);
       try_meshes(s.first.cp, n);
-      // What is of a micro-batch halves each time.
+      // Memory of micro-batches halves each time.
       floor = least_peak(search_) - (before - least_peak(search_));
     }
   }
@@ -221,8 +219,8 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // By tp. A split adds masks, and the keys and values of other ranks, to as many tokens of a rank:
-  // what does not fit without one does not fit with it.
+  // By tp. Context parallelism adds masks, and keys and values of other ranks, to as many tokens of
+  // a rank. So a layout that does not fit without it does not fit with it.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 
@@ -247,11 +245,11 @@ Search search(const SearchSpace& space) {
 
 namespace {
 
-/// The first and the last layers differ from those between them, since FSDP gathers ahead and keeps
-/// the last one. Two more, so that what goes in pairs shows.
+/// The first and last layers differ from the others, since FSDP prefetches and keeps the last unit
+/// gathered. Two more layers show what alternates between layers.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
-/// The name of a moment with another number of its layer, if it is in one.
+/// The name of a moment with another layer number, if the moment is in a layer.
 template <class Number>
 std::string renumbered(const std::string& name, const LayeredModel& model, const Number& number) {
   constexpr std::string_view kDigits = "-0123456789";
@@ -273,7 +271,7 @@ std::string key_of(const std::string& name, const LayeredModel& model) {
   });
 }
 
-/// The reverse.
+/// The inverse of key_of().
 std::string moment_of(const std::string& key, const LayeredModel& model) {
   return renumbered(key, model,
                     [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });
@@ -295,7 +293,7 @@ double exposed(const StepTime& time) {
   return sum;
 }
 
-/// What two plans of few layers say of the whole model.
+/// Extrapolates two plans of few layers to the whole model.
 Estimate of_layers(const RankPlan& few, const RankPlan& more, const LayeredModel& model) {
   const auto grown = [&](double with_few, double with_more) {
     const double each = (with_more - with_few) / (kMoreLayers - kFewLayers);

@@ -30,7 +30,6 @@ void MetricLog::open(std::int64_t done) {
     return;
   }
   if (!options_.metrics.empty()) {
-    history_ = observe::read_metrics(options_.metrics, done);
     writer_ = std::make_unique<observe::MetricsWriter>(options_.metrics, done);
   }
   if (!options_.tensorboard.empty()) {
@@ -43,12 +42,6 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
     return;
   }
   metrics.checkpoint_stall_s = std::exchange(stall_s_, std::nullopt);
-  // A report shows the last step's traffic. Small blocks of every step would fragment the heap,
-  // which would grow with the number of steps.
-  if (!history_.empty()) {
-    history_.back().comm.clear();
-  }
-  history_.push_back(metrics);
   if (writer_) {
     writer_->write(metrics);
   }
@@ -60,6 +53,7 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
   print(metrics);
   progress_->update(metrics.step, metrics.loss, metrics.tokens_per_s);
   world_->set_step(metrics.step);
+  last_ = std::move(metrics);
 }
 
 void MetricLog::print(const observe::StepMetrics& metrics) {
@@ -83,13 +77,13 @@ void MetricLog::stalled(std::optional<double> seconds) {
 }
 
 void MetricLog::end() {
-  if (!is_main() || !stall_s_ || history_.empty()) {
+  if (!is_main() || !stall_s_ || !last_) {
     return;
   }
-  std::optional<double>& stall = history_.back().checkpoint_stall_s;
+  std::optional<double>& stall = last_->checkpoint_stall_s;
   stall = stall.value_or(0) + *std::exchange(stall_s_, std::nullopt);
   if (writer_) {
-    writer_->write_again(history_.back());
+    writer_->write_again(*last_);
   }
 }
 

@@ -16,7 +16,6 @@
 #include "checkpoint/known_model.h"
 #include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
-#include "testing/models.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"
@@ -28,6 +27,7 @@
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/files.h"
+#include "testing/models.h"
 #include "testing/module_values.h"
 #include "testing/processes.h"
 

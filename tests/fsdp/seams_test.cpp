@@ -73,8 +73,8 @@ TEST_P(ReduceDtype, IsUsedInGroupsOfOneRank) {
     const double sum = 2 * (256 + ranks - 1);
     const at::Tensor gradient = full_tensor(model.scale->w.slot()->persistent().grad());
     EXPECT_EQ(gradient.scalar_type(), at::kFloat);
-    EXPECT_TRUE(gradient.allclose(at::full({3}, sum / (c.divisor != 0 ? c.divisor : data_ranks)),
-                                  1e-6, 0))
+    EXPECT_TRUE(
+        gradient.allclose(at::full({3}, sum / (c.divisor != 0 ? c.divisor : data_ranks)), 1e-6, 0))
         << gradient;
   });
 }
@@ -84,10 +84,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(ReduceCase{{1, 1, 1}, false, false, false, 3}, ReduceCase{{1, 1, 2}},
                       ReduceCase{{1, 1, 4}}, ReduceCase{{1, 2, 2}}, ReduceCase{{2, 1, 2}},
                       ReduceCase{{1, 1, 2}, false, false, false, 3},
-                      ReduceCase{{1, 2, 1}, false, false, false, 3},
-                      ReduceCase{{1, 1, 2}, true}, ReduceCase{{1, 2, 2}, true},
-                      ReduceCase{{1, 1, 2}, false, true}, ReduceCase{{1, 2, 2}, false, true},
-                      ReduceCase{{1, 1, 2}, false, false, true},
+                      ReduceCase{{1, 2, 1}, false, false, false, 3}, ReduceCase{{1, 1, 2}, true},
+                      ReduceCase{{1, 2, 2}, true}, ReduceCase{{1, 1, 2}, false, true},
+                      ReduceCase{{1, 2, 2}, false, true}, ReduceCase{{1, 1, 2}, false, false, true},
                       ReduceCase{{1, 2, 1}, false, false, true},
                       ReduceCase{{2, 1, 1}, false, false, true},
                       ReduceCase{{1, 1, 1}, false, true, false, 3}),
@@ -127,9 +126,9 @@ struct Growing : nn::Module<Growing> {
 
 struct Change {
   const char* name;
-  bool has_extra;         ///< before fully_shard
-  bool shards_root;       ///< else only `a` is a unit
-  bool frozen;            ///< extra, before
+  bool has_extra;    ///< before fully_shard
+  bool shards_root;  ///< else only `a` is a unit
+  bool frozen;       ///< extra, before
   std::function<void(Growing&)> act;
 };
 
@@ -168,8 +167,8 @@ TEST_P(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
           return;
         }
         for (int again = 0; again < 2; ++again) {
-          EXPECT_ERROR(model(x), "'extra.weight'", std::to_string(ranks) + " ranks",
-                       "fully_shard", "Options::ignored");
+          EXPECT_ERROR(model(x), "'extra.weight'", std::to_string(ranks) + " ranks", "fully_shard",
+                       "Options::ignored");
         }
         for (const auto& [name, slot] : model.extra->slots()) {
           slot->get().set_requires_grad(false);
@@ -239,8 +238,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
       for (int other = 0; other < rank.size(); ++other) {
         const std::int64_t theirs[] = {other % c.experts, 0, -1, c.experts - 1};
         // On the mesh, each rank's experts see only that rank's rows.
-        const std::int64_t first =
-            chunk_offset(c.experts, c.ep, other % c.ep);
+        const std::int64_t first = chunk_offset(c.experts, c.ep, other % c.ep);
         const std::int64_t rows = chunk_size(c.experts, c.ep, other % c.ep);
         const std::int64_t expert = theirs[step];
         if (expert >= first && expert < first + rows) {
@@ -283,8 +281,7 @@ class RepeatedCalls : public ::testing::TestWithParam<std::tuple<int, int, bool>
 
 TEST_P(RepeatedCalls, CallAParametersHookOnceAndReduceOnce) {
   const auto [ranks, calls, input_needs_gradient] = GetParam();
-  const at::Tensor x =
-      testing::uniform_values({6, 5}, 3).requires_grad_(input_needs_gradient);
+  const at::Tensor x = testing::uniform_values({6, 5}, 3).requires_grad_(input_needs_gradient);
   Filled<Repeated> alone;
   const auto normalize = [](const at::Tensor& g) { return g / g.norm(); };
   alone.inner->weight.slot()->get().register_hook(normalize);
@@ -307,8 +304,8 @@ TEST_P(RepeatedCalls, CallAParametersHookOnceAndReduceOnce) {
       loss.backward(/*gradient=*/{}, /*retain_graph=*/i == 1);
     }
     EXPECT_EQ(hooks, 2);
-    const auto reductions = traffic_of(rank.world()->traffic().since(before), "dp",
-                                       "reduce_scatter");
+    const auto reductions =
+        traffic_of(rank.world()->traffic().since(before), "dp", "reduce_scatter");
     EXPECT_EQ(reductions.calls, ranks == 1 ? 0 : 2);
     EXPECT_TRUE(full_tensor(weight.grad()).allclose(alone.inner->weight->grad(), 1e-4, 1e-5));
   });
@@ -379,29 +376,28 @@ TEST_P(WrittenIntoPlain, HasTheGradientsOfOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Operators, WrittenIntoPlain,
-    ::testing::Values(WriteCase{"Copy",
-                                [](const at::Tensor& h) {
-                                  at::Tensor z = at::zeros({4, 10});
-                                  z.copy_(h);
-                                  return z;
-                                }},
-                      WriteCase{"Rows",
-                                [](const at::Tensor& h) {
-                                  at::Tensor z = at::zeros({4, 10});
-                                  for (std::int64_t i = 0; i < 4; ++i) {
-                                    z[i] = h[i];
-                                  }
-                                  return z;
-                                }},
-                      WriteCase{"IndexPut",
-                                [](const at::Tensor& h) {
-                                  at::Tensor z = at::zeros({4, 10});
-                                  z.index_put_({at::arange(4)}, h);
-                                  return z;
-                                }}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Operators, WrittenIntoPlain,
+                         ::testing::Values(WriteCase{"Copy",
+                                                     [](const at::Tensor& h) {
+                                                       at::Tensor z = at::zeros({4, 10});
+                                                       z.copy_(h);
+                                                       return z;
+                                                     }},
+                                           WriteCase{"Rows",
+                                                     [](const at::Tensor& h) {
+                                                       at::Tensor z = at::zeros({4, 10});
+                                                       for (std::int64_t i = 0; i < 4; ++i) {
+                                                         z[i] = h[i];
+                                                       }
+                                                       return z;
+                                                     }},
+                                           WriteCase{"IndexPut",
+                                                     [](const at::Tensor& h) {
+                                                       at::Tensor z = at::zeros({4, 10});
+                                                       z.index_put_({at::arange(4)}, h);
+                                                       return z;
+                                                     }}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // A second method under a plan.
 

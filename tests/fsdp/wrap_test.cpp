@@ -33,7 +33,8 @@ TEST(Policy, ChoosesUnits) {
       {"name", wrap_named("block?.up"), ups},
       {"size, up alone", wrap_larger_than(30), ups},
       {"size, of what is left", wrap_larger_than(58), blocks},
-      {"predicate", wrap_if([](const Candidate& each) { return each.fqn == "head"; }),
+      {"predicate",
+       wrap_if([](const Candidate& each) { return each.fqn == "head"; }),
        {"head", ""}},
       {"first of", first_of({wrap_named("block1"), wrap_named("head")}), {"block1", "head", ""}},
   };
@@ -44,12 +45,12 @@ TEST(Policy, ChoosesUnits) {
 
 TEST(Policy, GivesUnitsTheRootsOptionsOrTheirOwn) {
   const SmallModel model(4, 6, 3);
-  const Options root{.mp_policy = {.param_dtype = at::kBFloat16}, .offload_policy = OffloadPolicy{}};
-  const WrapPlan plan =
-      plan_units(model,
-                 first_of({wrap_named("block1", {.reshard_after_forward = false}),
-                           wrap_class<Block>()}),
-                 root);
+  const Options root{.mp_policy = {.param_dtype = at::kBFloat16},
+                     .offload_policy = OffloadPolicy{}};
+  const WrapPlan plan = plan_units(
+      model,
+      first_of({wrap_named("block1", {.reshard_after_forward = false}), wrap_class<Block>()}),
+      root);
   EXPECT_EQ(to_string(plan[0].options), to_string(root));
   EXPECT_EQ(to_string(plan[1].options), "{.reshard_after_forward = false}");
   EXPECT_EQ(to_string(plan.back().options), to_string(root));
@@ -188,12 +189,11 @@ std::vector<Refusal> refusals() {
        {"'block0.bias'"}},
       {"UnknownModule", spoilt([](WrapPlan& plan) { plan[0].fqn = "block7"; }), {"'block7'"}},
       {"UnitTwice",
-       spoilt([](WrapPlan& plan) {
-         plan.insert(plan.begin(), PlannedUnit{"block2", {}, {}, 0, 0});
-       }),
+       spoilt(
+           [](WrapPlan& plan) { plan.insert(plan.begin(), PlannedUnit{"block2", {}, {}, 0, 0}); }),
        {"'block2'", "twice"}},
       {"AppliedTwice",
-       [](SmallModel& model, const DeviceMesh& mesh) {
+       [](SmallModel&, const DeviceMesh& mesh) {
          SmallModel own(4, 6, 3);
          const WrapPlan plan = plan_units(own, wrap_class<Block>());
          apply_plan(own, mesh, plan);
@@ -212,8 +212,8 @@ std::vector<Refusal> refusals() {
        [](SmallModel&, const DeviceMesh&) {
          SmallModel own(4, 6, 3);
          own.blocks[1]->up->slot("bias")->get().set_requires_grad(false);
-         EXPECT_EQ(
-             plan_units(own, wrap_class<Block>({.allow_mixed_frozen = true}))[1].frozen_numel, 6);
+         EXPECT_EQ(plan_units(own, wrap_class<Block>({.allow_mixed_frozen = true}))[1].frozen_numel,
+                   6);
          plan_units(own, wrap_class<Block>());
        },
        {"'block1'", "'block1.up.bias'", "24 bytes", "allow_mixed_frozen"}},

@@ -18,8 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "fuzz/operators.h"
-#include "fuzz/search.h"
+#include "fuzz/run.h"
 #include "testing/errors.h"
 
 namespace tessera::fuzz {

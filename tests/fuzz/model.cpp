@@ -1,19 +1,561 @@
-// The models of the cases: written for one rank, in the ways that users write them.
-
 #include "fuzz/model.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rand_like.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/triu.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "fuzz/run.h"
+#include "tessera/core/register_rule.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/local_map.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/embedding.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::fuzz {
+namespace {
+
+constexpr std::int64_t kRank = 2;     // of adapters
+constexpr std::int64_t kLongest = 8;  // sequence
+
+/// A norm of a user's own: the parameter is used directly, by an operator that broadcasts it.
+class Scale : public nn::Module<Scale> {
+ public:
+  explicit Scale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
+  at::Tensor forward(const at::Tensor& x) { return x * *weight_; }
+
+ private:
+  nn::Parameter weight_;
+};
+
+/// The same, written for the local parts.
+class PartScaleLayer : public nn::Module<PartScaleLayer> {
+ public:
+  PartScaleLayer(PartScale kind, std::int64_t size) : kind_(kind) {
+    weight_ = register_slot("weight", {size});
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (!tessera::is_distributed(x)) {
+      return x * *weight_;
+    }
+    return kind_ == PartScale::kLocalMap ? by_local_map(x) : by_from_local(x);
+  }
+
+ private:
+  /// Without a word on gradients.
+  at::Tensor by_local_map(const at::Tensor& x) const {
+    const auto scale = [](const std::vector<at::Tensor>& parts) {
+      return std::vector<at::Tensor>{parts[0] * parts[1]};
+    };
+    const DistributedTensor input(x);
+    return local_map(scale, {x, *weight_}, input.mesh(), {input.placements()},
+                     {.out_sizes = {x.sizes().vec()}})[0];
+  }
+
+  /// Where x is split, each rank makes a term of the weight's gradient.
+  at::Tensor by_from_local(const at::Tensor& x) const {
+    const DistributedTensor input(x);
+    at::Tensor weight = *weight_;
+    if (tessera::is_distributed(weight)) {
+      const bool split = !input.layout()->is_replicated();
+      weight = DistributedTensor(weight).to_local(split ? Placements{Partial{}}
+                                                        : Placements{Replicate{}});
+    }
+    return DistributedTensor::from_local(input.to_local() * weight, input.spec(), x.sizes().vec());
+  }
+
+  PartScale kind_;
+  nn::Parameter weight_;
+};
+
+class Position : public nn::Module<Position> {
+ public:
+  explicit Position(std::int64_t dim) { weight_ = register_slot("weight", {kLongest, dim}); }
+  at::Tensor forward(const at::Tensor& x) { return x + weight_->narrow(0, 0, x.size(1)); }
+
+ private:
+  nn::Parameter weight_;
+};
+
+class FunctionDropout : public nn::Module<FunctionDropout> {
+ public:
+  at::Tensor forward(const at::Tensor& x) { return at::dropout(x, kDropout, is_training()); }
+};
+
+}  // namespace
+
+Layer norm_layer(NormKind kind, std::int64_t size) {
+  switch (kind) {
+    case NormKind::kNone:
+      return {};
+    case NormKind::kRms:
+      return layer(std::make_shared<nn::RMSNorm>(size));
+    case NormKind::kLayer:
+      return layer(std::make_shared<nn::LayerNorm>(size));
+    case NormKind::kLayerWithoutBias:
+      return layer(std::make_shared<nn::LayerNorm>(size, nn::LayerNormOptions{.bias = false}));
+    case NormKind::kScale:
+      return layer(std::make_shared<Scale>(size));
+    case NormKind::kStockLayer:
+      return layer(
+          std::make_shared<nn::Hooked<torch::nn::LayerNorm>>(torch::nn::LayerNormOptions({size})));
+  }
+  return {};
+}
+
+Layer linear_layer(LinearKind kind, std::int64_t in, std::int64_t out, bool bias) {
+  if (kind == LinearKind::kStock) {
+    return layer(std::make_shared<nn::Hooked<torch::nn::Linear>>(
+        torch::nn::LinearOptions(in, out).bias(bias)));
+  }
+  return layer(std::make_shared<nn::Linear>(in, out, nn::LinearOptions{.bias = bias}));
+}
+
+Layer dropout_layer(DropoutKind kind) {
+  switch (kind) {
+    case DropoutKind::kNone:
+      return {};
+    case DropoutKind::kModule:
+      return layer(std::make_shared<nn::Dropout>(kDropout));
+    case DropoutKind::kFunction:
+      return layer(std::make_shared<FunctionDropout>());
+    case DropoutKind::kStock:
+      return layer(
+          std::make_shared<nn::Hooked<torch::nn::Dropout>>(torch::nn::DropoutOptions(kDropout)));
+  }
+  return {};
+}
+
+namespace {
+
+/// A Linear with a low-rank one beside it (Hu et al. 2021).
+class Adapted : public nn::Module<Adapted> {
+ public:
+  Adapted(LinearKind kind, std::int64_t in, std::int64_t out, bool bias)
+      : base_(linear_layer(kind, in, out, bias)),
+        a_(linear_layer(LinearKind::kOwn, in, kRank, false)),
+        b_(linear_layer(LinearKind::kOwn, kRank, out, false)) {
+    register_module("base", base_.module);
+    register_module("a", a_.module);
+    register_module("b", b_.module);
+  }
+  at::Tensor forward(const at::Tensor& x) { return base_(x) + b_(a_(x)) * 0.5; }
+
+ private:
+  Layer base_, a_, b_;
+};
+
+}  // namespace
+
+Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter) {
+  return adapter ? layer(std::make_shared<Adapted>(kind, in, out, bias))
+                 : linear_layer(kind, in, out, bias);
+}
+
+Layer position_layer(std::int64_t dim) {
+  return layer(std::make_shared<Position>(dim));
+}
+
+Layer part_scale_layer(PartScale kind, std::int64_t dim) {
+  return layer(std::make_shared<PartScaleLayer>(kind, dim));
+}
+
+// Attention as users write it for one rank: the sizes are those of the whole.
+namespace {
+
+/// (positions, positions): how far to the left the second is.
+at::Tensor distances(std::int64_t positions) {
+  const at::Tensor steps = at::arange(positions, c10::kDouble);
+  return steps.unsqueeze(1) - steps;
+}
+
+at::Tensor rotate(const at::Tensor& x, Rotary rotary) {
+  const std::int64_t positions = x.size(1), size = x.size(3);
+  const at::Tensor rates = at::pow(10.0, at::arange(size / 2, c10::kDouble) * -0.5);
+  const at::Tensor half = at::outer(at::arange(positions, c10::kDouble), rates);
+  const at::Tensor angles = at::cat({half, half}, -1);
+  if (rotary == Rotary::kFunction) {
+    return nn::rotary_embedding(x, angles.cos(), angles.sin());
+  }
+  const std::vector<at::Tensor> parts = x.chunk(2, -1);
+  const at::Tensor turned = at::cat({-parts.at(1), parts.at(0)}, -1);
+  return x * angles.cos().unsqueeze(1) + turned * angles.sin().unsqueeze(1);
+}
+
+}  // namespace
+
+Attention::Attention(const ModelSpec& spec)
+    : spec_(spec.attend), heads_(spec.heads), head_dim_(spec.head_dim), folded_(spec.folded) {
+  const std::int64_t dim = spec.dim(), kv = spec_.key_value_heads * head_dim_;
+  const auto into = [&](const char* name, std::int64_t out, bool adapter) {
+    Layer made = projection(LinearKind::kOwn, dim, out, spec_.bias, adapter);
+    register_module(name, made.module);
+    return made;
+  };
+  if (spec_.fused) {
+    qkv_ = into("qkv_proj", dim + 2 * kv, false);
+  } else {
+    q_ = into("q_proj", dim, spec_.adapter);
+    k_ = into("k_proj", kv, false);
+    v_ = into("v_proj", kv, false);
+  }
+  if (spec_.query_key_norm != NormKind::kNone) {
+    q_norm_ = norm_layer(spec_.query_key_norm, head_dim_);
+    k_norm_ = norm_layer(spec_.query_key_norm, head_dim_);
+    register_module("q_norm", q_norm_.module);
+    register_module("k_norm", k_norm_.module);
+  }
+  if (spec_.temperature) {
+    temperature_ = register_slot("temperature", {1});
+  }
+  if (spec_.gain) {
+    gain_ = register_slot("gain", {heads_});
+  }
+  out_ = into("o_proj", dim, false);
+}
+
+std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
+  if (!spec_.fused) {
+    return {q_(x), k_(x), v_(x)};
+  }
+  const at::Tensor qkv = qkv_(x);
+  if (spec_.key_value_heads == heads_) {
+    return qkv.chunk(3, -1);
+  }
+  const std::int64_t kv = spec_.key_value_heads * head_dim_;
+  return qkv.split_with_sizes({heads_ * head_dim_, kv, kv}, -1);
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
+  // As many heads as there are here: a plan may have the projections hand out parts.
+  const auto heads = [&](const at::Tensor& t) {
+    return t.view({sizes.batch, sizes.sequence, t.size(-1) / head_dim_, head_dim_});
+  };
+  const std::vector<at::Tensor> qkv = project(x);
+  at::Tensor q = q_norm_(heads(qkv.at(0)));
+  at::Tensor k = k_norm_(heads(qkv.at(1)));
+  if (spec_.rotary != Rotary::kNone) {
+    q = rotate(q, spec_.rotary);
+    k = rotate(k, spec_.rotary);
+  }
+  if (spec_.temperature) {
+    q = q * *temperature_;
+  }
+  at::Tensor out = attend(q.transpose(1, 2), k.transpose(1, 2), heads(qkv.at(2)).transpose(1, 2))
+                       .transpose(1, 2);
+  if (spec_.gain) {
+    out = out * gain_->unsqueeze(1);
+  }
+  const std::int64_t features = out.size(2) * head_dim_;
+  return out_(folded_ ? out.reshape({sizes.batch * sizes.sequence, features})
+                      : out.reshape({sizes.batch, sizes.sequence, features}));
+}
+
+at::Tensor Attention::mask(std::int64_t positions) const {
+  const at::Tensor left = distances(positions);
+  if (spec_.mask == Mask::kWindow) {
+    const at::Tensor near = left.abs().le(2);
+    return spec_.causal ? near.logical_and(left.ge(0)) : near;
+  }
+  const at::Tensor slopes = at::arange(1, heads_ + 1, c10::kDouble).mul(-0.1).view({heads_, 1, 1});
+  const at::Tensor bias = slopes * left.abs();
+  return spec_.causal ? bias.masked_fill(left.lt(0), -std::numeric_limits<double>::infinity())
+                      : bias;
+}
+
+at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  if (spec_.by_hand) {
+    return attend_by_hand(q, k, v);
+  }
+  const double dropout = spec_.dropout && is_training() ? kDropout : 0.0;
+  const bool grouped = q.size(1) != k.size(1);
+  if (spec_.mask != Mask::kNone) {
+    return at::scaled_dot_product_attention(q, k, v, mask(q.size(2)), dropout, false, std::nullopt,
+                                            grouped);
+  }
+  return at::scaled_dot_product_attention(q, k, v, {}, dropout, spec_.causal, std::nullopt,
+                                          grouped);
+}
+
+at::Tensor Attention::attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v) {
+  if (q.size(1) != k.size(1)) {
+    const std::int64_t each = q.size(1) / k.size(1);
+    k = k.repeat_interleave(each, 1);
+    v = v.repeat_interleave(each, 1);
+  }
+  at::Tensor scores =
+      at::matmul(q, k.transpose(-2, -1)) / std::sqrt(static_cast<double>(head_dim_));
+  if (spec_.mask == Mask::kSlopes) {
+    scores = scores + mask(q.size(2));
+  } else if (spec_.mask == Mask::kWindow) {
+    scores =
+        scores.masked_fill(mask(q.size(2)).logical_not(), -std::numeric_limits<double>::infinity());
+  } else if (spec_.causal) {
+    const at::Tensor later = at::triu(at::ones({q.size(2), q.size(2)}, c10::kBool), 1);
+    scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor weights =
+      at::dropout(scores.softmax(-1), kDropout, spec_.dropout && is_training());
+  return at::matmul(weights, v);
+}
+
+namespace {
+
+constexpr std::int64_t kExperts = 4;
+constexpr std::int64_t kChosen = 2;
+
+}  // namespace
+
+Experts::Experts(std::int64_t dim, std::int64_t inner, Activation activation)
+    : activation_(std::move(activation)),
+      router_(linear_layer(LinearKind::kOwn, dim, kExperts, false)) {
+  register_module("router", router_.module);
+  up_ = register_slot("up", {kExperts, dim, inner});
+  down_ = register_slot("down", {kExperts, inner, dim});
+}
+
+std::vector<at::Tensor> Experts::forward(const at::Tensor& x) {
+  const at::Tensor tokens = x.dim() == 3 ? x.flatten(0, 1) : x;
+  const at::Tensor scores = router_(tokens);
+  const auto [best, chosen] = scores.softmax(-1).topk(kChosen, -1);
+  const at::Tensor gates = at::zeros_like(scores).scatter(-1, chosen, best);
+  // The tokens first, as random operators are to find them.
+  const at::Tensor inner = activation_(at::einsum("td,edi->tei", {tokens, *up_}));
+  const at::Tensor each = at::einsum("tei,eid->ted", {inner, *down_});
+  const at::Tensor y = (each * gates.unsqueeze(-1)).sum(1);
+  return {y.view(x.sizes()), scores.logsumexp(-1).square().sum()};
+}
+
+// The other half of a block: projections with operators between them that know no mesh.
+namespace {
+
+at::Tensor apply_along(Along along, const at::Tensor& x) {
+  switch (along) {
+    case Along::kNone:
+      return x;
+    case Along::kSoftmax:
+      return x.softmax(-1);
+    case Along::kCumsum:
+      return x.cumsum(-1);
+    case Along::kSort:
+      return std::get<0>(at::sort(x, -1));
+    case Along::kFlip:
+      return x.flip({-1});
+    case Along::kExchangedHalves: {
+      const std::vector<at::Tensor> halves = x.chunk(2, -1);
+      return at::cat({halves.at(1), halves.at(0)}, -1);
+    }
+    case Along::kStandardised:
+      return (x - x.mean(-1, true)) / (x.var(-1, /*unbiased=*/false, /*keepdim=*/true) + 1).sqrt();
+    case Along::kBelowLargest:
+      return x - x.amax(-1, true);
+  }
+  return x;
+}
+
+}  // namespace
+
+Mlp::Mlp(const ModelSpec& spec) : spec_(spec.feed) {
+  const std::int64_t dim = spec.dim();
+  const auto into = [&](const char* name, std::int64_t out) {
+    Layer made = linear_layer(spec_.linear, dim, out, spec_.bias);
+    register_module(name, made.module);
+    return made;
+  };
+  if (spec_.inner_bias) {
+    inner_bias_ = register_slot("inner_bias", {spec_.inner});
+  }
+  if (spec_.kind == MlpKind::kExperts) {
+    const auto act = [this](const at::Tensor& x) { return between(activate(x)); };
+    experts_ = register_module("experts", std::make_shared<Experts>(dim, spec_.inner, act));
+    return;
+  }
+  if (spec_.kind == MlpKind::kFusedWeight) {
+    fused_ = into("gate_up_proj", 2 * spec_.inner);
+  } else {
+    up_ = into("up_proj", spec_.inner);
+  }
+  if (spec_.kind == MlpKind::kGated || spec_.kind == MlpKind::kGatedFusedKernel) {
+    gate_ = into("gate_proj", spec_.inner);
+  }
+  if (spec_.middle_norm != NormKind::kNone) {
+    middle_norm_ = norm_layer(spec_.middle_norm, spec_.inner);
+    register_module("middle_norm", middle_norm_.module);
+  }
+  if (spec_.dropout != DropoutKind::kNone) {
+    dropout_ = dropout_layer(spec_.dropout);
+    register_module("dropout", dropout_.module);
+  }
+  down_ = projection(spec_.linear, spec_.inner, dim, spec_.bias, spec_.adapter);
+  register_module("down_proj", down_.module);
+}
+
+at::Tensor Mlp::activate(const at::Tensor& x) {
+  switch (spec_.activation) {
+    case Activation::kGelu:
+      return at::gelu(x);
+    case Activation::kRelu:
+      return at::relu(x);
+    case Activation::kCentred:
+      return x - x.mean(-1, /*keepdim=*/true);
+    case Activation::kComposite:
+      return call_operator("fuzz::composite", x);
+    case Activation::kKernelOfAten:
+      return call_operator("fuzz::kernel_of_aten", x);
+    case Activation::kWithAutograd:
+      return call_operator("fuzz::with_autograd", x);
+    case Activation::kWithoutRule:
+      return call_operator("fuzz::without_rule", x);
+    case Activation::kRandomMultiply:
+      return is_training() ? x * at::rand_like(x) : x;
+  }
+  return x;
+}
+
+at::Tensor Mlp::inner(const at::Tensor& x) {
+  switch (spec_.kind) {
+    case MlpKind::kPlain:
+      return activate(up_(x));
+    case MlpKind::kGated:
+      return activate(gate_(x)) * up_(x);
+    case MlpKind::kGatedFusedKernel:
+      return nn::silu_mul(gate_(x), up_(x));
+    case MlpKind::kFusedWeight: {
+      const std::vector<at::Tensor> halves = fused_(x).chunk(2, -1);
+      return activate(halves.at(0)) * halves.at(1);
+    }
+    case MlpKind::kExperts:
+      break;
+  }
+  return x;
+}
+
+at::Tensor Mlp::between(const at::Tensor& x) const {
+  const at::Tensor y = apply_along(spec_.along, x);
+  return inner_bias_.defined() ? y + *inner_bias_ : y;
+}
+
+std::vector<at::Tensor> Mlp::forward(const at::Tensor& x) {
+  std::vector<at::Tensor> results;
+  if (experts_ != nullptr) {
+    results = (*experts_)(x);
+    results.resize(spec_.auxiliary_loss ? 2 : 1);
+    return results;
+  }
+  const at::Tensor h = between(inner(x));
+  results.push_back(down_(dropout_(middle_norm_(h))));
+  if (spec_.auxiliary_loss) {
+    results.push_back(h.square().mean(-1).sum());
+  }
+  return results;
+}
+
+namespace {
+
+at::Tensor swish(const at::Tensor& x) {
+  return x * at::sigmoid(x);
+}
+
+/// The same with a gradient that is written out.
+struct SwishFunction : torch::autograd::Function<SwishFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const std::string& name) {
+    ctx->save_for_backward({x});
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_operator(name, x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& gradients) {
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const at::Tensor s = at::sigmoid(x);
+    return {gradients[0] * (s + x * s * (1 - s)), at::Tensor()};
+  }
+};
+
+at::Tensor with_autograd(const at::Tensor& x) {
+  return SwishFunction::apply(x, "fuzz::with_autograd");
+}
+
+at::Tensor without_rule(const at::Tensor& x) {
+  return SwishFunction::apply(x, "fuzz::without_rule");
+}
+
+TORCH_LIBRARY(fuzz, library) {
+  library.def("composite(Tensor x) -> Tensor");
+  library.def("kernel_of_aten(Tensor x) -> Tensor");
+  library.def("with_autograd(Tensor x) -> Tensor");
+  library.def("without_rule(Tensor x) -> Tensor");
+  library.impl("composite", torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &swish));
+  library.impl("kernel_of_aten", torch::dispatch(c10::DispatchKey::CPU, &swish));
+  library.impl("with_autograd", torch::dispatch(c10::DispatchKey::CPU, &swish));
+  library.impl("with_autograd", torch::dispatch(c10::DispatchKey::Autograd, &with_autograd));
+  library.impl("without_rule", torch::dispatch(c10::DispatchKey::CPU, &swish));
+  library.impl("without_rule", torch::dispatch(c10::DispatchKey::Autograd, &without_rule));
+}
+
+std::optional<ShardingRule> elementwise(const OpCall& call) {
+  ShardingRule rule;
+  ShardingRule::TensorFactors dims;
+  for (const std::int64_t size : call.tensor(0).sizes) {
+    dims.push_back({static_cast<int>(rule.factors.size())});
+    rule.factors.push_back({.size = size});
+  }
+  rule.inputs = {dims};
+  rule.outputs = {dims};
+  return rule;
+}
+
+}  // namespace
+
+at::Tensor call_operator(const std::string& name, const at::Tensor& x) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name.c_str(), "")
+      .typed<at::Tensor(const at::Tensor&)>()
+      .call(x);
+}
+
+void register_operator_rules() {
+  for (const char* name : {"fuzz::kernel_of_aten", "fuzz::with_autograd"}) {
+    register_rule(name, &elementwise);
+  }
+}
+
+// The models of the cases: written for one rank, in the ways that users write them.
 
 Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
   const auto add = [&](const char* name, Layer made) {

@@ -1,19 +1,61 @@
+// The small modules of the models. What a class of the library does not offer is a module of the
+// user's own.
+
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fuzz/case.h"
-#include "fuzz/experts.h"
-#include "fuzz/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fuzz {
+
+constexpr double kDropout = 0.25;
+
+/// A module from a tensor to a tensor, whatever its class. Without a module: the identity.
+struct Layer {
+  std::shared_ptr<nn::ModuleBase> module;
+  std::function<at::Tensor(const at::Tensor&)> call = [](const at::Tensor& x) { return x; };
+
+  at::Tensor operator()(const at::Tensor& x) const { return call(x); }
+};
+
+template <class M>
+Layer layer(std::shared_ptr<M> module) {
+  return {module, [module](const at::Tensor& x) { return (*module)(x); }};
+}
+
+Layer norm_layer(NormKind kind, std::int64_t size);
+Layer linear_layer(LinearKind kind, std::int64_t in, std::int64_t out, bool bias);
+Layer dropout_layer(DropoutKind kind);
+/// A Linear, with an adapter beside it or without.
+Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter);
+Layer position_layer(std::int64_t dim);
+/// A scale written for the local parts.
+Layer part_scale_layer(PartScale kind, std::int64_t dim);
+
+/// Four experts whose weights are stacked, (experts, in, out); a router sends each token to two.
+class Experts : public nn::Module<Experts> {
+ public:
+  using Activation = std::function<at::Tensor(const at::Tensor&)>;
+
+  Experts(std::int64_t dim, std::int64_t inner, Activation activation);
+  /// The result, as x, and a loss of the router that is a sum over the tokens.
+  std::vector<at::Tensor> forward(const at::Tensor& x);
+
+ private:
+  Activation activation_;
+  Layer router_;
+  nn::Parameter up_, down_;
+};
 
 /// (batch, sequence) of this data-parallel rank's tokens, which a module can't always read off its
 /// input.

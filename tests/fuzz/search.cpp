@@ -1,4 +1,4 @@
-#include "fuzz/search.h"
+#include "fuzz/run.h"
 
 #include <fmt/format.h>
 

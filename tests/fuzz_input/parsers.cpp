@@ -1,5 +1,6 @@
-// The fuzz target. TESSERA_FUZZ_PARSER names the parser that gets the fuzzer's bytes: one for each kind of file that strangers
-// write. A parser accepts the bytes or throws Error with a message of one line. Anything else ends the process, which is a finding.
+// The fuzz target. TESSERA_FUZZ_PARSER names the parser that gets the fuzzer's bytes: one for each
+// kind of file that strangers write. A parser accepts the bytes or throws Error with a message of
+// one line. Anything else ends the process, which is a finding.
 
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
@@ -15,8 +16,8 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/model_files.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/step_files.h"
 #include "fuzz_input/samples.h"
 #include "tessera/checkpoint/safetensors.h"

@@ -58,12 +58,11 @@ TEST(FakeMode, ReportsTheKernelsThatRunOnAGpu) {
   silu_mul_backward(x, silu_mul(x, x), x);
   silu_mul_with_gradients(x, x, x);
   rotary_embedding_qk(x, x, table, table, false);
-  EXPECT_EQ(
-      names,
-      (std::vector<std::string>{
-          "tessera::rms_norm", "tessera::rms_norm_backward", "tessera::rotary_embedding",
-          "tessera::silu_mul", "tessera::silu_mul_backward", "tessera::silu_mul_with_gradients",
-          "tessera::rotary_embedding_qk"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{
+                "tessera::rms_norm", "tessera::rms_norm_backward", "tessera::rotary_embedding",
+                "tessera::silu_mul", "tessera::silu_mul_backward",
+                "tessera::silu_mul_with_gradients", "tessera::rotary_embedding_qk"}));
   names.clear();
   const at::Tensor indices = at::arange(6).view({2, 3});
   const at::Tensor rows = embedding_rows(x.view({12, 4}), indices, 0, 12);

@@ -24,13 +24,13 @@
 #include <vector>
 
 #include "nn/graphs.h"
-#include "testing/models.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/errors.h"
+#include "testing/models.h"
 #include "testing/module_values.h"
 
 namespace tessera::nn {

@@ -22,8 +22,8 @@
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/mlp.h"
-#include "testing/errors.h"
 #include "testing/distributed.h"
+#include "testing/errors.h"
 #include "testing/module_values.h"
 #include "testing/values.h"
 

@@ -1,8 +1,8 @@
 #include "tessera/nn/initialization.h"
 
-#include "testing/models.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"
+#include "testing/models.h"
 #include "testing/module_values.h"
 
 namespace tessera::nn {

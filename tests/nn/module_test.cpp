@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "testing/models.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
@@ -17,6 +16,7 @@
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/errors.h"
+#include "testing/models.h"
 
 namespace tessera::nn {
 namespace {

@@ -10,6 +10,7 @@
 #include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -69,25 +70,6 @@ TEST(ToJson, KeepsValuesExactly) {
   EXPECT_EQ(json["peak_memory_bytes"].get<std::int64_t>(), std::int64_t{3} << 29);
 }
 
-TEST(ReadMetrics, ReturnsTheWrittenRecords) {
-  const TemporaryFolder folder;
-  auto metrics = Sample();
-  metrics.mfu = 51.25;
-  metrics.loss_scale = 1024;
-  metrics.skipped = true;
-  metrics.checkpoint_stall_s = 0.125;
-  metrics.grad_norm = std::numeric_limits<double>::infinity();
-  MetricsWriter(folder / "m.jsonl").write(metrics);
-  const auto read = read_metrics(folder / "m.jsonl", 3);
-  ASSERT_EQ(read.size(), 1U);
-  metrics.grad_norm = 1;
-  auto same = read[0];
-  EXPECT_TRUE(std::isnan(same.grad_norm));
-  same.grad_norm = 1;
-  EXPECT_EQ(to_json(same), to_json(metrics));
-  EXPECT_TRUE(read_metrics(folder / "none.jsonl", 3).empty());
-}
-
 TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
   const TemporaryFolder folder;
   const auto file = folder / "m.jsonl";
@@ -101,7 +83,6 @@ TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
     }
   }
   WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");  // killed in the middle of a line
-  EXPECT_EQ(read_metrics(file, 9).size(), 4U);
   MetricsWriter writer(file, /*resumed=*/2);
   EXPECT_EQ(ReadFile(file), first_two);
   metrics.step = 3;
@@ -153,19 +134,6 @@ TEST(ToJson, WritesNullForWhatIsUnknownOrNotFinite) {
   EXPECT_TRUE(json["mfu_causal"].is_null());
   EXPECT_TRUE(json["loss"].is_null());
   EXPECT_TRUE(json["grad_norm"].is_null());
-}
-
-TEST(ReadMetrics, KnowsWhichStepsWereEvaluated) {
-  const TemporaryFolder folder;
-  MetricsWriter writer(folder / "m.jsonl");
-  writer.write(Sample());
-  auto evaluated = Sample();
-  evaluated.eval_loss = 2.5;
-  writer.write(evaluated);
-  const std::vector<StepMetrics> records = read_metrics(folder / "m.jsonl", 3);
-  ASSERT_EQ(records.size(), 2U);
-  EXPECT_EQ(records[0].eval_loss, std::nullopt);
-  EXPECT_EQ(records[1].eval_loss, 2.5);
 }
 
 TEST(TitanLine, IsTorchtitansLine) {
@@ -272,12 +240,15 @@ TEST(MetricsWriter, WritesTheLastRecordAgainInItsPlace) {
   writer.write_again(metrics);
   ++metrics.step;
   writer.write(metrics);
-  const std::vector<StepMetrics> records = read_metrics(folder / "m.jsonl", metrics.step);
+  std::istringstream lines(ReadFile(folder / "m.jsonl"));
+  std::vector<ordered_json> records;
+  for (std::string line; std::getline(lines, line);) {
+    records.push_back(ordered_json::parse(line));
+  }
   ASSERT_EQ(records.size(), 3U);
-  EXPECT_FALSE(records[0].checkpoint_stall_s);
-  EXPECT_EQ(records[1].step, records[0].step + 1);
-  EXPECT_EQ(records[1].checkpoint_stall_s, 0.5);
-  EXPECT_EQ(records[2].step, records[0].step + 2);
+  EXPECT_FALSE(records[0].contains("checkpoint_stall_s"));
+  EXPECT_EQ(records[1]["checkpoint_stall_s"], 0.5);
+  EXPECT_EQ(records[2]["step"], metrics.step);
 }
 
 TEST(MetricsWriter, MakesTheFolder) {
@@ -290,7 +261,6 @@ TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
   const TemporaryFolder folder;
   const auto pipe = folder / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_TRUE(read_metrics(pipe, 5).empty());
   for (const std::int64_t resumed : {0, 5}) {
     std::future<std::string> read = std::async(std::launch::async, [&] { return ReadFile(pipe); });
     {

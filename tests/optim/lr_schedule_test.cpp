@@ -41,15 +41,6 @@ TEST(LrSchedule, CosineFallsAsHalfAWave) {
   EXPECT_EQ(schedule.factor(8), 0.0);
 }
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-TEST(LrSchedule, TakesTheArgumentsOfTheFirstVersion) {
-  const LrSchedule schedule(Schedule::kLinear, 2, 12);
-  EXPECT_DOUBLE_EQ(schedule.factor(0), 0.5);
-  EXPECT_DOUBLE_EQ(schedule.factor(7), 0.5);
-}
-#pragma GCC diagnostic pop
-
 TEST(LrSchedule, AWarmUpAsLongAsTheRunNeverEnds) {
   const LrSchedule schedule({.schedule = Schedule::kCosine, .warmup = 5, .steps = 5});
   EXPECT_DOUBLE_EQ(schedule.factor(3), 4.0 / 5.0);

@@ -3,7 +3,6 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include "testing/models.h"
 #include "planning/sent.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/mesh/device_mesh.h"
@@ -13,6 +12,7 @@
 #include "tessera/optim/clip_grad.h"
 #include "tessera/planning/plan.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/models.h"
 #include "testing/ranks.h"
 
 namespace tessera {

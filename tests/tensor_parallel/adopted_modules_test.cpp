@@ -5,7 +5,6 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/transformerlayer.h>
 
-#include "testing/models.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
@@ -14,6 +13,7 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
+#include "testing/models.h"
 #include "testing/module_values.h"
 
 namespace tessera::tensor_parallel {

@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/threads.h"
 
 namespace tessera::testing {

@@ -18,8 +18,8 @@
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/styles.h"
 #include "tessera/training/step.h"
-#include "testing/values.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::testing {
 

@@ -149,7 +149,6 @@ TEST(MetricLogTest, ACheckpointsStallIsRecordedWithTheNextStepOrTheLast) {
     log.write(metrics_of(2), 0);
     log.stalled(0.5);
     log.end();
-    EXPECT_EQ(log.history().size(), rank.rank() == 0 ? 2U : 0U);
   });
   const std::vector<nlohmann::json> records = records_of(folder / "metrics.jsonl");
   ASSERT_EQ(records.size(), 2U);

@@ -21,10 +21,10 @@
 #include "examples/llama/cli.h"
 #include "examples/llama/train/options.h"
 #include "examples/llama/train/run.h"
-#include "tessera/core/error.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/fake_world.h"
 #include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/planning/plan.h"
@@ -108,9 +108,9 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's gradient
-/// arrived last: collectives of clipping and the optimizer count for the last module of backward.
-/// Adds hooks to the model, which stay.
+/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's
+/// gradient arrived last: collectives of clipping and the optimizer count for the last module of
+/// backward. Adds hooks to the model, which stay.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -123,7 +123,7 @@ class TrafficByModule {
           backward_.reset();
         }
       });
-      module.add_forward_hook([this, name](auto&, nn::TensorList, nn::TensorList outputs) {
+      module.add_forward_hook([this, name](auto&, nn::TensorList outputs) {
         for (const at::Tensor* output : outputs) {
           if (output->requires_grad()) {
             output->register_hook([this, name](const at::Tensor&) {

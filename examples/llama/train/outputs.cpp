@@ -303,10 +303,10 @@ void check_flags_of_begin(const Json& saved, const training::Checkpointer& check
   // With another --lora-alpha the merged weights would be others.
   const std::string change = change_of(saved, fine_tuning_record(options),
                                        {"--lora-rank", "--lora-targets", "--lora-alpha"});
-  TESSERA_CHECK(change.empty(), "--initial-load: the adapters are not those of '", source,
-                "': ", change,
-                "; give the same, or begin with its weights by --model: llama_train --steps 0 "
-                "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
+  TESSERA_CHECK(
+      change.empty(), "--initial-load: the adapters are not those of '", source, "': ", change,
+      "; give the same, or begin with its weights by --model: llama_train --steps 0 "
+      "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
   const std::string of_optimizer =
       checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
   TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,

@@ -33,6 +33,7 @@ class SampleSource {
   /// For messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
 };
+/// Shared by the loaders that read the samples.
 using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 
 /// floor((N - 1) / S) samples of N tokens: sample n has the tokens [n * S, n * S + S + 1). The

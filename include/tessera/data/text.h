@@ -47,6 +47,7 @@ struct FileFingerprint {
 
 /// Throws Error if the file cannot be read.
 FileFingerprint fingerprint(const std::string& path);
+/// The same of each file, in order.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 
 }  // namespace tessera::data

@@ -30,6 +30,7 @@ class TokenSource {
   /// Throws Error unless [begin, begin + count) is inside [0, size()).
   void check_range(std::int64_t begin, std::int64_t count) const;
 };
+/// Shared by the samples that read the tokens.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
 /// A copy of tokens in memory, in 1, 2, 4 or 8 bytes each, depending on the largest.
@@ -46,6 +47,7 @@ TokenSourcePtr open_token_shards(const std::string& glob);
 /// Shards in the given order.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
+/// The type of the tokens in a shard.
 enum class TokenWidth { kUint16, kUint32 };
 
 /// Writes one shard in parts. The file appears at finish(). Not thread safe. All calls throw Error

@@ -31,6 +31,7 @@ class Tokenizer {
   /// Whether a model's texts begin with begin_tokens(); nullopt if only the model's files say so.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };
+/// Shared, because tokenizers do not change after they are made.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 /// One token per byte, 256 of them.

@@ -90,6 +90,7 @@ std::string unit_name(const nn::ModuleBase& module);
 ///     fail(fsdp::current_unit(*model), ": ", error.what_without_backtrace());
 ///   }
 std::string current_unit(const nn::ModuleBase& module);
+/// A deprecated name.
 [[deprecated("use current_unit")]] inline std::string under_way(const nn::ModuleBase& module) {
   return current_unit(module);
 }

@@ -31,8 +31,8 @@ using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 /// CPU's allocator, and computes nothing. So a step of a model takes only the time of its calls,
 /// and allocates and frees the memory of a real step. Operators on integers and booleans alone run
 /// as usual, so that a program's decisions by indices and flags are right. item() of a
-/// floating-point tensor is 1; other floating-point values are undefined. Integers that are computed
-/// from floating-point numbers (topk, argmax) are 0.
+/// floating-point tensor is 1; other floating-point values are undefined. Integers that are
+/// computed from floating-point numbers (topk, argmax) are 0.
 ///
 /// It covers this thread and its backwards. Throws Error for an operator whose results it cannot
 /// derive. One a process at a time; it needs an allocator whose memory costs nothing before it is

@@ -23,18 +23,18 @@ struct TensorBlock {
 
 /// How tensors' memory is counted.
 struct TensorMemoryOptions {
-  /// Addresses without memory behind them, until something is written there: for FakeMode.
+  /// Reserve addresses only; memory is allocated at the first write. For FakeMode.
   bool reserve_only = false;
-  /// Each block counts as a multiple of this many bytes: 512 for what libtorch does on a GPU.
+  /// Sizes are rounded up to a multiple of this many bytes; 512 as by libtorch on a GPU.
   std::int64_t granularity = 1;
   /// Called for each block, on the thread that allocates or frees it; may be empty.
   std::function<void(const TensorBlock&)> observer{};
 };
 
-/// From now on counts the memory of tensors on the host, of the whole process; what was allocated
-/// before is not. A later call changes the options. Not while other threads use tensors.
+/// Starts to count the memory of tensors on the host, of the whole process, without earlier
+/// allocations. A later call changes the options. Do not call it while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options = {});
-/// Bytes of the blocks that are there; nullopt if nothing is counted.
+/// Bytes of the allocated blocks; nullopt if nothing is counted.
 std::optional<std::int64_t> tensor_bytes();
 /// The most since the last call; nullopt if nothing is counted. Thread safe.
 std::optional<std::int64_t> take_peak_tensor_bytes();

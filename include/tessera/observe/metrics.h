@@ -108,10 +108,6 @@ void set_memory(StepMetrics& metrics, const std::string& device_type);
 /// one; comm as {mesh dimension:
 /// {collective: {calls, bytes}}}. What is unknown or not finite is null.
 std::string to_json(const StepMetrics& metrics);
-/// The records of a JSONL file up to step `last`; memory_capacity_bytes, which they lack, is 0. A
-/// line that a killed run has not finished ends them; no file, or a pipe, has none. Throws Error
-/// for other text.
-std::vector<StepMetrics> read_metrics(const std::filesystem::path& path, std::int64_t last);
 /// torchtitan's console line. tps is per rank, as there; mfu is N/A where it is not known.
 std::string titan_line(const StepMetrics& metrics, int world_size);
 

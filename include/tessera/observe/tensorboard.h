@@ -20,7 +20,7 @@ using Scalars = std::vector<std::pair<std::string, double>>;
 /// The metrics of a step under torchtitan's names: loss_metrics/global_avg_loss, grad_norm, lr,
 /// throughput(tps) of a rank, tflops, mfu(%), time_metrics/end_to_end(s), data_loading(s) and
 /// data_loading(%), memory/max_active and max_reserved in GiB and %, validation_metrics/loss; and
-/// memory/max_resident on a CPU, loss_scale with one. What is not known is left out. `device_type`:
+/// memory/max_resident on a CPU, loss_scale with one. Unknown values are left out. `device_type`:
 /// "cpu" or "cuda".
 Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::string& device_type);
 
@@ -28,12 +28,12 @@ Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::str
 /// event.proto). For one rank and one thread.
 class TensorBoardWriter {
  public:
-  /// Makes the folder, if it is missing, and a new file in it: nothing there is overwritten. What
-  /// the folder's older files have from `first_step` on, TensorBoard does not show any more: a
-  /// resumed run does these steps again. Throws Error if the file can't be written.
+  /// Makes the folder if it is missing, and a new file in it. TensorBoard ignores values of older
+  /// files from `first_step` on, since a resumed run repeats these steps. Throws Error if the file
+  /// can't be written.
   explicit TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step = 1);
-  /// The values of a step, in the file when this returns. They are kept as fp32. Throws Error if
-  /// the file can't be written.
+  /// Writes the values of a step, as fp32, and flushes them. Throws Error if the file can't be
+  /// written.
   void write(std::int64_t step, const Scalars& scalars);
 
   const std::filesystem::path& path() const { return path_; }

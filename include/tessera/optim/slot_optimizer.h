@@ -139,6 +139,7 @@ class SlotOptimizer : public Optimizer {
   bool counts_steps_;
 };
 
+/// A deprecated name.
 using BatchedOptimizer
     [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] = SlotOptimizer;
 

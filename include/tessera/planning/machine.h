@@ -34,14 +34,14 @@ struct Machine {
 
   /// Bytes that tensors can have of a device.
   std::int64_t room() const { return static_cast<std::int64_t>(memory_bytes - reserved_bytes); }
-  /// FLOP/s of products of a type, by the data sheet; of 8 bits as of 16 where it has none.
+  /// FLOP/s of products of a type, by the data sheet; without a rate for 8 bits, that for 16 bits.
   double peak_flops(c10::ScalarType type) const;
 };
 
 /// The names that machine_of() knows.
 std::vector<std::string> machine_names();
 /// `name`: a known machine, or a TOML file with a Machine's fields by name, which may begin from a
-/// known one: like = "h200". `asked`: what messages call it. Throws Error for another name, an
+/// known one: like = "h200". `asked`: its name in messages. Throws Error for another name, an
 /// unknown key, or a number that is missing or not positive.
 Machine machine_of(const std::string& name, const std::string& asked = "machine");
 

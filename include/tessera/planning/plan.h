@@ -24,7 +24,7 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// Something that takes time in a step, in seconds from its begin.
+/// An interval of a step, in seconds from its begin.
 struct Span {
   /// "operators" of the compute lane, "waiting" there, or the mesh dimension of a collective.
   std::string row;
@@ -32,7 +32,7 @@ struct Span {
   double begin = 0, end = 0;
 };
 
-/// What the calls of one operator take in a step, on any lane.
+/// All calls of one operator in a step, on any lane.
 struct OperatorUse {
   std::int64_t calls = 0;
   double bytes = 0;  ///< of its tensors, read and written
@@ -40,11 +40,11 @@ struct OperatorUse {
   double seconds = 0;
 };
 
-/// What a step takes, in seconds.
+/// The time of a step, in seconds.
 struct StepTime {
   double total = 0;
-  double compute = 0;  ///< operators of the compute lane, without what it waits for
-  /// What the compute lane waits for, by mesh dimension.
+  double compute = 0;  ///< operators of the compute lane, without waiting
+  /// How long the compute lane waits for collectives, by mesh dimension.
   std::map<std::string, double> exposed;
   std::map<std::string, double> communication;     ///< of all collectives, by mesh dimension
   double flops = 0;                                ///< for all products, those computed again too
@@ -65,19 +65,18 @@ struct Run {
 /// Makes this rank's run in a world, which is fake for a plan.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
-/// What a plan is for, and what its figures are of.
+/// The machine, and what figures refer to.
 struct PlanOptions {
   std::optional<Machine> machine{};  ///< without one no time is estimated
-  /// "cpu" or "cuda": that the training runs on. Its tensors are on the CPU while it is planned.
+  /// The device of the training: "cpu" or "cuda". While it is planned, its tensors are on the CPU.
   std::string device = "cpu";
   bool offload = false;     ///< on a GPU: shards, gradients and optimizer are in the host's memory
   std::int64_t tokens = 0;  ///< or samples, in a step, over all ranks
   c10::ScalarType type = c10::kFloat;  ///< of products, for their peak FLOP/s
-  /// The model's FLOPs per token, for MFU; zeros: what the products of the step count, with those
-  /// that are computed again.
+  /// The model's FLOPs per token, for MFU; zeros: those of the step's products, recomputation
+  /// included.
   observe::ModelFlops flops{};
-  /// What makes memory of a kind smaller, for the advice where a plan does not fit; empty: a
-  /// general answer.
+  /// Advice on what makes memory of a kind smaller, if a plan does not fit; empty: a general one.
   std::function<std::string(observe::MemoryKind)> remedy{};
   /// Sizes in which ranks differ, for a coordinate in the mesh, besides those of shards: the rows
   /// of a rank's batch, for example. Used if Run::sizes is empty. Without either, plan_run() plans
@@ -99,7 +98,7 @@ struct RankKind {
   std::int64_t count = 0;  ///< ranks of it
 };
 
-/// What a rank of one kind has in a step, and does.
+/// The step of a rank of one kind.
 struct RankPlan {
   RankKind kind{};
   std::vector<std::int64_t> coordinate{};  ///< of the first rank in the mesh
@@ -109,7 +108,7 @@ struct RankPlan {
   observe::StepMetrics metrics{};
 };
 
-/// What the ranks of a training have in a step, and do.
+/// The step of all ranks of a training.
 struct RunPlan {
   PlanOptions options{};
   MeshShape mesh{};
@@ -117,20 +116,20 @@ struct RunPlan {
 
   /// The rank with the highest peak.
   const RankPlan& largest() const;
-  /// Whether tensors of the purpose are in the host's memory, not in the device's.
+  /// Whether tensors of the kind are in the host's memory, not in the device's.
   bool on_host(observe::MemoryKind kind) const;
   /// Whether the largest fits a device of the machine; true without one.
   bool fits() const;
 };
 
-/// Plans the second step of a training without making it: one rank of each kind, one after the
-/// other, in a comm::fake_world and a kernels::FakeMode, with memory that is only reserved. One at
-/// a time in a process. Throws Error for more than 2^24 ranks, and what `make` and the step throw.
+/// Plans the second step of a training: one rank of each kind, one after the other, in a
+/// comm::fake_world and a kernels::FakeMode, with memory that is only reserved. One at a time in a
+/// process. Throws Error for more than 2^24 ranks, and what `make` and the step throw.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
 /// One rank alone.
 RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
-/// Fills what follows from metrics' step_time_s: tokens_per_s, tflops and mfu. `products`: FLOPs of
-/// a rank's products, where the options have none of the model.
+/// Computes tokens_per_s, tflops and mfu from step_time_s. `products`: FLOPs of a rank's products,
+/// used if the options have no FLOPs of the model.
 void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
                const PlanOptions& options);
 

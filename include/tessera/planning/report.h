@@ -19,14 +19,14 @@ namespace tessera::planning {
 /// mfu, fits, frontier of each in the order of to_text(), `refused`, `skipped`. What needs a
 /// machine is null without one.
 std::string to_json(const RunPlan& plan, const std::optional<Search>& search = std::nullopt);
-/// Tables, and what does not fit with what to try.
+/// Tables, and advice if the plan does not fit.
 std::string to_text(const RunPlan& plan);
-/// A row for each layout that was estimated, those on the frontier marked; then those that were
-/// not, with the reason.
+/// A row for each estimated layout, those on the frontier marked; then the refused ones with the
+/// reason.
 std::string to_text(const Search& search);
 /// "It fits: 61.2 GiB of the 131 GiB that tensors can have of a h200."; "" without a machine.
 std::string verdict(const RunPlan& plan);
-/// What takes most of the peak, and what makes it smaller: a line each, the largest first.
+/// A line for each large part of the peak, the largest first, with what makes it smaller.
 std::vector<std::string> advice(const RunPlan& plan);
 
 }  // namespace tessera::planning

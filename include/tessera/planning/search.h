@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// What the first rank of a training takes, whose shards are the largest.
+/// The memory and time of the first rank of a training, whose shards are the largest.
 struct Estimate {
   std::int64_t peak_bytes = 0;
   std::string peak_moment{};
@@ -25,18 +25,16 @@ struct Estimate {
 /// A model with equal layers in a row.
 struct LayeredModel {
   std::int64_t layers = 0;  ///< 0: it has none that are equal
-  std::string container{};  ///< FQN of what holds them: "model.layers"
+  std::string container{};  ///< FQN of the module that contains them: "model.layers"
 };
 
-/// Estimates a training on a machine without planning all layers: the highest use of memory while a
-/// unit is under way, and the time, grow by the same with each layer. So they follow from two plans
-/// of few layers; of a model with few or unequal layers it is one plan of the whole.
-/// `plan_of(layers)`: the first rank's plan of the model with so many layers, 0: with all.
-/// `options`: of the whole model.
+/// Estimates a training on a machine from two plans of few layers: memory and time grow linearly
+/// with equal layers. A model with few or unequal layers is planned as a whole. `plan_of(layers)`:
+/// the first rank's plan of the model with that many layers, 0: all. `options`: of the whole model.
 Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
                   const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
-/// How a training is spread over ranks: what a search chooses.
+/// How a training is split over ranks: the result of a search.
 struct TrainingLayout {
   std::int64_t dp = 1;          ///< ranks that shard parameters, without those that replicate them
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
@@ -59,7 +57,7 @@ struct SearchSpace {
   std::function<bool(std::int64_t tp)> allows_tp{};
   std::function<bool(std::int64_t cp)>
       allows_cp{};  ///< the same of its sequences; empty: over none
-  /// The first rank's estimate. What it throws as an Error leaves the layout out.
+  /// The first rank's estimate. A layout for which it throws Error is refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
   std::string batch_name = "batch";  ///< for messages
   /// For messages; empty: name_of().
@@ -103,10 +101,10 @@ std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
     const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
-/// Estimates layouts: tp within a node, each kind of activation checkpointing, ZeRO-2 and 3; where
-/// nothing fits without, also as many micro-batches as it takes; for sequences of 16384 tokens and
-/// more, or where still nothing fits, also cp of 2, 4 and 8. What is fixed stays as it is. Throws
-/// Error where no layout can be planned.
+/// Estimates layouts: tp within a node, each kind of activation checkpointing, ZeRO-2 and 3. If
+/// nothing fits, also more micro-batches. For sequences of 16384 tokens or more, or if still
+/// nothing fits, also cp of 2, 4 and 8. Fixed values stay. Throws Error if no layout can be
+/// planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning

@@ -7,12 +7,11 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
-#include "tessera/observe/metrics.h"
 #include "tessera/observe/detail/progress.h"
+#include "tessera/observe/metrics.h"
 #include "tessera/observe/profile.h"
 #include "tessera/observe/tensorboard.h"
 #include "tessera/training/checkpointer.h"
@@ -46,8 +45,6 @@ class MetricLog {
   void end();
   /// A line on the console, above the progress line.
   void line(const std::string& text);
-  /// All steps so far, also before a resume, with the traffic of the last step only. Rank 0 only.
-  const std::vector<observe::StepMetrics>& history() const { return history_; }
 
  private:
   bool is_main() const { return world_->rank() == 0; }
@@ -59,7 +56,7 @@ class MetricLog {
   std::unique_ptr<observe::TensorBoardWriter> tensorboard_;
   std::unique_ptr<observe::Progress> progress_;
   std::optional<double> stall_s_;
-  std::vector<observe::StepMetrics> history_;
+  std::optional<observe::StepMetrics> last_;  ///< the last one that was written
 };
 
 /// Steps, as the metrics count them, both included.

@@ -128,10 +128,10 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
   kernels::logits_gradient(rows_of(logits, targets, shard, options), log_sum_exp, of_row, gradient);
 }
 
-// The cross entropy of each row of logits, Megatron-LM's where the vocabulary is sharded: a lowering
-// whose two all-reduces are the operator's own. One operator, since separate ones would each keep a
-// copy of the logits; it keeps the logits themselves and a few numbers a row, and backward computes
-// the softmax again, without communication.
+// The cross entropy of each row of logits, Megatron-LM's where the vocabulary is sharded: a
+// lowering whose two all-reduces are the operator's own. One operator, since separate ones would
+// each keep a copy of the logits; it keeps the logits themselves and a few numbers a row, and
+// backward computes the softmax again, without communication.
 
 namespace {
 

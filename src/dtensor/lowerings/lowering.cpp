@@ -65,8 +65,8 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
     if (own && lowering->own_collectives) {
       return {lowering, /*moves=*/false};
     }
-    // A lowering that sends as much as the rule is not worth its own kernels. Of equal ones the first
-    // is taken.
+    // A lowering that sends as much as the rule is not worth its own kernels. Of equal ones the
+    // first is taken.
     if (!own || *own >= bytes) {
       continue;
     }
@@ -76,8 +76,8 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
   return choice;
 }
 
-// The arithmetic and the reductions that all lowerings share. These counts decide between a lowering and a
-// rule, so they are counted as Step::bytes: the most that one rank sends.
+// The arithmetic and the reductions that all lowerings share. These counts decide between a
+// lowering and a rule, so they are counted as Step::bytes: the most that one rank sends.
 
 namespace {
 

@@ -493,6 +493,12 @@ std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, 
   }
   Stack meta(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()),
              stack.end());
+  // libtorch warns if it resizes a tensor that has elements.
+  for (std::size_t i = 0; i < meta.size(); ++i) {
+    if (op.schema().arguments()[i].is_out() && meta[i].isTensor()) {
+      meta[i] = at::empty_strided({0}, {1}, meta[i].toTensor().options());
+    }
+  }
   run_on_meta(op, meta);
   std::vector<std::vector<std::int64_t>> sizes;
   for (const c10::IValue& result : torch::jit::last(meta, results)) {

@@ -13,8 +13,8 @@
 #include "family_table.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "testing/errors.h"
 #include "testing/distributed.h"
+#include "testing/errors.h"
 #include "testing/placement_text.h"
 #include "testing/ranks.h"
 

@@ -11,8 +11,8 @@
 #include <tuple>
 
 #include "operator_case.h"
-#include "testing/errors.h"
 #include "testing/distributed.h"
+#include "testing/errors.h"
 
 namespace tessera {
 namespace {

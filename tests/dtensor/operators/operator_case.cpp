@@ -3,8 +3,8 @@
 #include <random>
 
 #include "testing/distributed.h"
-#include "testing/values.h"
 #include "testing/random_layout.h"
+#include "testing/values.h"
 
 namespace tessera::testing {
 namespace {

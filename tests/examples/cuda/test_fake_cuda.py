@@ -62,8 +62,6 @@ CASES = [
     Case("bf16_sums", dp=2, replicas=2, flags="--zero 2 --accumulate 2 --reduce-dtype bf16"),
     Case("offload", dp=2, flags="--offload --accumulate 2 --ac full"),
     Case("offload_tp", dp=2, tp=2, flags="--offload --zero 2"),
-    Case("one"),
-    Case("dp_tp_selective", dp=2, tp=2, flags="--ac selective"),
     Case("gloo", dp=2, tp=2, flags="--backend gloo --zero 2 --accumulate 2"),
     Case("gloo_hsdp", dp=1, replicas=2, dtype="fp16", flags="--backend gloo --ac selective"),
     Case("all", dp=2, tp=2, replicas=2, flags="--ac selective --optimizer muon --dropout 0.1 --checkpoint {folder}/c"),

@@ -114,7 +114,7 @@ class Tutorials(unittest.TestCase):
 
     def test_experts_are_planned_with_an_even_routing(self):
         for output in self.run_tutorial("11_experts", on=(1,)):
-            self.assertIn("one of 8 alike", output)
+            self.assertIn("one of 6 alike", output)
             self.assertRegex(output, r"(?m)^ +ep +all_gather ")
 
     def test_a_rank_of_ep_without_experts_takes_part(self):

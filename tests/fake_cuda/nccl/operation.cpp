@@ -18,7 +18,8 @@ namespace fake_cuda {
 namespace {
 
 ncclResult_t call_move(Collective collective, const void* send, void* receive, std::size_t count,
-                  ncclDataType_t type, int root, ncclComm_t communicator, cudaStream_t stream) {
+                       ncclDataType_t type, int root, ncclComm_t communicator,
+                       cudaStream_t stream) {
   return call({.collective = collective,
                .send = send,
                .receive = receive,
@@ -30,9 +31,9 @@ ncclResult_t call_move(Collective collective, const void* send, void* receive, s
                .stream = find_stream(stream)});
 }
 
-ncclResult_t call_reduction(Collective collective, const void* send, void* receive, std::size_t count,
-                    ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t communicator,
-                    cudaStream_t stream) {
+ncclResult_t call_reduction(Collective collective, const void* send, void* receive,
+                            std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                            ncclComm_t communicator, cudaStream_t stream) {
   if (!can_reduce(type, op)) {
     return ncclInvalidArgument;
   }
@@ -86,19 +87,21 @@ ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, 0, communicator, stream);
+  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, 0, communicator,
+                        stream);
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
                                ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
                                cudaStream_t stream) {
   return call_reduction(Collective::kReduceScatter, send, receive, count, type, op, 0, communicator,
-                stream);
+                        stream);
 }
 
 ncclResult_t ncclReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                         ncclRedOp_t op, int root, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kReduce, send, receive, count, type, op, root, communicator, stream);
+  return call_reduction(Collective::kReduce, send, receive, count, type, op, root, communicator,
+                        stream);
 }
 
 // The factor is read at the call: on the fake, memory of a device can be.

@@ -69,12 +69,11 @@ TEST_P(AddedProducts, AreThoseOfACheckpointedModel) {
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, AddedProducts,
-    ::testing::Values(
-        Arrangement{"OneRank", {1}, {"dp"}}, Arrangement{"Uneven", {3}, {"dp"}},
-        Arrangement{"Whole", {2}, {"dp"}, {.reshard_after_forward = false}},
-        Arrangement{"Replicas", {2, 2}, {"replicate", "shard"}},
-        Arrangement{"OnTheHost", {2}, {"dp"}, {.offload_policy = OffloadPolicy{}}},
-        Arrangement{"Unused", {2}, {"dp"}, {.may_be_unused = true}}),
+    ::testing::Values(Arrangement{"OneRank", {1}, {"dp"}}, Arrangement{"Uneven", {3}, {"dp"}},
+                      Arrangement{"Whole", {2}, {"dp"}, {.reshard_after_forward = false}},
+                      Arrangement{"Replicas", {2, 2}, {"replicate", "shard"}},
+                      Arrangement{"OnTheHost", {2}, {"dp"}, {.offload_policy = OffloadPolicy{}}},
+                      Arrangement{"Unused", {2}, {"dp"}, {.may_be_unused = true}}),
     [](const auto& info) { return info.param.name; });
 
 /// The counts of products and additions, and whether the gradients are close to those of one rank.

@@ -270,8 +270,7 @@ TEST(Phase, AForwardWithinBackwardIsRefused) {
     const at::Tensor x = input();
     const at::Tensor loss = model(x).square().mean();
     x.register_hook([&](const at::Tensor&) { walk_loss(model); });
-    EXPECT_ERROR(
-        loss.backward(), "the root unit", "within its own backward", "nn::checkpoint");
+    EXPECT_ERROR(loss.backward(), "the root unit", "within its own backward", "nn::checkpoint");
     expect_a_step_as_ever(model);
   });
 }

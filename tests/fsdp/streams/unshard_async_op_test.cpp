@@ -70,18 +70,19 @@ TEST_P(AsyncOp, GathersTheSameWithoutALane) {
 
 INSTANTIATE_TEST_SUITE_P(
     Modes, AsyncOp,
-    ::testing::Values(
-        Arrangement{"Plain", {3}, {"dp"}}, Arrangement{"Hsdp", {2, 2}, {"replicate", "shard"}},
-        Arrangement{"Neighbours", {4}, {"dp"}, {.post_forward_mesh_size = 2}},
-        Arrangement{"Columns",
-                    {3},
-                    {"dp"},
-                    {.shard_placement =
-                         [](const std::string&, const at::Tensor& tensor) {
-                           return std::optional<Placement>(Shard{tensor.dim() - 1});
-                         }}},
-        Arrangement{"Bf16", {4}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
-        Arrangement{"Offloaded", {3}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
+    ::testing::Values(Arrangement{"Plain", {3}, {"dp"}},
+                      Arrangement{"Hsdp", {2, 2}, {"replicate", "shard"}},
+                      Arrangement{"Neighbours", {4}, {"dp"}, {.post_forward_mesh_size = 2}},
+                      Arrangement{"Columns",
+                                  {3},
+                                  {"dp"},
+                                  {.shard_placement =
+                                       [](const std::string&, const at::Tensor& tensor) {
+                                         return std::optional<Placement>(Shard{tensor.dim() - 1});
+                                       }}},
+                      Arrangement{
+                          "Bf16", {4}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
+                      Arrangement{"Offloaded", {3}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AsyncOps, BeginWherePrefetchSaysAndEndWhereParametersAreUsed) {

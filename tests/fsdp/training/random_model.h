@@ -23,8 +23,8 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/values.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::fsdp::drawing {
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <functional>
 
-#include "fsdp/training/training.h"
 #include "fsdp/state.h"
+#include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
 #include "testing/environment.h"
 

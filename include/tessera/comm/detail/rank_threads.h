@@ -23,8 +23,8 @@ class ListedThread;
 /// The calling thread, or the one that it works for.
 const ListedThread& listed_thread();
 
-/// While it exists, note_progress() on this thread counts for `thread`, which waits for this one and
-/// must neither end nor call collectives meanwhile.
+/// While it exists, note_progress() on this thread counts for `thread`, which waits for this one
+/// and must neither end nor call collectives meanwhile.
 class WorkFor {
  public:
   explicit WorkFor(const ListedThread& thread);

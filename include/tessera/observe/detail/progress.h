@@ -15,8 +15,6 @@ namespace tessera::observe {
 std::string grouped(double value, int decimals = 0);
 /// "3.4 GiB", "512 B".
 std::string bytes_text(double bytes);
-/// At most four significant digits, with k, M or G: "12.3k", "0.0123".
-std::string compact(double value);
 /// "42s", "3m20s", "2h05m", "1d04h".
 std::string duration_text(double seconds);
 
