@@ -26,6 +26,10 @@ struct Mlp : nn::Module<Mlp> {
   nn::Child<nn::Linear> down{*this, "down", 8, 6};
 };
 
+struct WithStatistics : Mlp {
+  nn::Parameter statistics = register_buffer_slot("statistics", {3});
+};
+
 void plan(Mlp& model, const DeviceMesh& mesh) {
   tensor_parallel::parallelize_module(
       model, mesh,
@@ -186,9 +190,9 @@ TEST(Copies, MayDifferWhereTheyAreNone) {
   });
   RunRanks(2, [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-    Mlp model;
+    WithStatistics model;
     nn::init_weights(model, 3);
-    model.register_buffer_slot("statistics", {3}).slot()->set(at::full({3}, rank.rank()));
+    model.statistics.slot()->set(at::full({3}, rank.rank()));
     model.down->slot("weight")->persistent().set_requires_grad(false);
     fsdp::fully_shard(model, mesh);
     EXPECT_NO_THROW(save(*rank.world(), dir.path(), 1, {model}));
@@ -203,7 +207,7 @@ TEST(Copies, OfStepCountsAreComparedByASave) {
     Mlp model;
     nn::init_weights(model, 3);
     fsdp::fully_shard(model, mesh.flatten());
-    optim::AdamW optimizer(model);
+    optim::AdamW optimizer(model, {});
     auto state = optim::named_state(optimizer, model);
     for (auto& [name, tensor] : state) {
       if (name == "down.bias.step") {

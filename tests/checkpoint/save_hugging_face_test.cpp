@@ -527,23 +527,5 @@ TEST(ConfigChange, KnowsWindowsThatAreNotUsed) {
             "\"sliding_window\" is null instead of 4096");
 }
 
-/// Embedding and head under a Llama's names.
-class Tables : public nn::Module<Tables> {
- public:
-  class Body : public nn::Module<Body> {
-   public:
-    Body() { register_module("embed_tokens", std::make_shared<nn::Embedding>(11, 5)); }
-  };
-  explicit Tables(float last_of_head) {
-    register_module("model", std::make_shared<Body>());
-    register_module("lm_head", std::make_shared<nn::Linear>(5, 11, nn::LinearOptions{false}));
-    for (const auto& [name, slot] : named_slots()) {
-      at::Tensor values = at::arange(55, at::kFloat).view({11, 5});
-      values[10][4] = name == "lm_head.weight" ? last_of_head : 54;
-      slot->set(values);
-      slot->set_initialized(true);
-    }
-  }
-
 }  // namespace
 }  // namespace tessera::checkpoint
