@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/param_group.h"
+#include "fsdp/unit.h"
 #include "race/checked_world.h"
 #include "race/operator_watch.h"
 #include "testing/forwarding_communicator.h"

@@ -50,9 +50,9 @@ TEST(GenerateOptions, TakeSections) {
 }
 
 TEST(GenerateOptions, RefuseWhatContradicts) {
-  const auto refused = [](Texts flags, const std::string& message) {
+  const auto refused = [](Texts flags, const auto&... words) {
     flags.insert(flags.begin(), {"--model", "m"});
-    EXPECT_ERROR(parse_generate_options(flags), message);
+    EXPECT_ERROR(parse_generate_options(flags), words...);
   };
   refused({}, "no prompt given");
   refused({"--prompt", ""}, "--prompt is empty");
