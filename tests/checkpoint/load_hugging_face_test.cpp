@@ -312,7 +312,7 @@ TEST(LoadNames, NamesThePairThatRemovesAPrefix) {
   load_hugging_face(net, folder.path(), {.names = {{"module.**", "**"}}});
   ExpectEqual(LocalValues(net), Values());
   WriteModel(folder / "model.safetensors", ForeignValues());
-  EXPECT_ERROR(load_hugging_face(net, folder.path()), "HuggingFaceOptions::names");
+  EXPECT_ERROR(load_hugging_face(net, folder.path()), "HuggingFaceOptions", ".names");
 }
 
 TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {

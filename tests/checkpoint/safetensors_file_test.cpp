@@ -223,7 +223,7 @@ TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
   }
   EXPECT_GT(same._version(), version);  // autograd hears of it
   EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
-               "positions [3, 3 + 2) of dimension 0 were asked for, which has 4");
+               "positions [3, 3 + 2) are outside of dimension 0, which has 4");
 }
 
 TEST(SafetensorsFile, LeavesABlockAloneThatIsGivenABadBool) {

@@ -160,7 +160,7 @@ TEST(Report, JsonHasTheMomentsAndTheSpansOfTheLargestKind) {
     }
     if (!kind.at("spans").is_null()) {
       ++with_spans;
-      EXPECT_EQ(kind.at("spans").at("dp").at(0).at(0), "all_gather");
+      EXPECT_FALSE(kind.at("spans").at("dp").empty());
       EXPECT_TRUE(kind.at("spans").contains("waiting"));
       EXPECT_EQ(kind.at("peak_bytes"), json.at("peak_bytes"));
     }

@@ -173,16 +173,6 @@ TEST(Records, AreReadFromAFolder) {
   EXPECT_TRUE(worlds[0][1].calls[0].purpose.ends_with("-'x'")) << "the end of a name is kept";
 }
 
-TEST(Records, OfAnotherSizeThanTheLatestStartsAreLeftOut) {
-  const testing::TemporaryFolder folder;
-  write_record(folder.path(), 0, 7, 9);
-  write_record(folder.path(), 1, 7, 9);
-  write_record(folder.path(), 2, 1, 3, 3);
-  const std::vector<std::string> lines = explain_records(folder.path());
-  EXPECT_EQ(lines.front(), "records of 2 of 2 ranks");
-  EXPECT_EQ(lines.back(), "  left out: rank 2 of a start with 3 ranks");
-}
-
 /// The record of a stopped process of this host.
 void write_stopped(const std::filesystem::path& folder, pid_t pid) {
   const auto record = std::make_unique<Record>();

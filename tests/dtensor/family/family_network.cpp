@@ -102,16 +102,7 @@ Family convolution_in_space() {
           {"conv2d",
            {{{8, 4, 6, 6}}, {{8, 4, 3, 3}}, {{8}}},
            [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2], {1, 1}, {1, 1})}; },
-           {{"S0,S2 R,R R,R", "S0,S2", "all_to_all 768", "S0,S2 P,P P,P", "2 all_to_all 1536"},
-            {"S2,S3 R,R R,R", "S2,S3", "2 all_to_all 2048", "S2,S3 P,P P,P", "4 all_to_all 4096"}}},
-          {"conv2d, stride as the kernel",
-           {{{2, 4, 8, 8}}, {{8, 4, 2, 2}}},
-           [](auto& t) { return Tensors{at::conv2d(t[0], t[1], {}, {2, 2})}; },
-           {{"S2 R", "S2", "-", "S2 P", "-"}, {"S3 R", "S3", "-", "S3 P", "-"}}},
-          {"conv1d",
-           {{{8, 4, 8}}, {{8, 4, 3}}},
-           [](auto& t) { return Tensors{at::conv1d(t[0], t[1], {}, 1, 1)}; },
-           {{"S0,S2 R,R", "S0,S2", "all_to_all 128", "S0,S2 P,P", "2 all_to_all 256"}}},
+           {{"S0,S2 R,R R,R", "S0,R", "all_gather 2304", "S0,R P,R P,R", "all_gather 2304"}}},
       }};
 }
 
@@ -129,7 +120,7 @@ Family batches() {
               {"linalg_inv",
                {{{8, 3, 3}}},
                [](auto& t) { return Tensors{at::linalg_inv(t[0])}; },
-               {{"S0", "S0", "all_reduce 4", "S0", "-"}}},
+               {{"S0", "S0", "all_gather 8", "S0", "-"}}},
               {"linalg_det",
                {{{8, 3, 3}}},
                [](auto& t) { return Tensors{at::linalg_det(t[0])}; },
@@ -137,7 +128,7 @@ Family batches() {
               {"linalg_solve",
                {{{8, 3, 3}}, {{8, 3, 2}}},
                [](auto& t) { return Tensors{at::linalg_solve(t[0], t[1])}; },
-               {{"S0 S0", "S0", "all_reduce 4", "S0 S0", "-"}}},
+               {{"S0 S0", "S0", "all_gather 8", "S0 S0", "-"}}},
               {"cholesky",
                {{{8, 3, 3}}},
                [](auto& t) {

@@ -103,10 +103,9 @@ TEST(PromptTexts, AreALineEachOrOfJson) {
   EXPECT_EQ(texts_of(prompt_texts(both)), (Texts{"one\ntwo", "one", "two {}", "three"}));
   EXPECT_ERROR(read("b.txt", "\n\n"), "b.txt holds no prompt");
   EXPECT_ERROR(read("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n"),
-               "b.jsonl, line 2, has no \"prompt\"");
-  EXPECT_ERROR(read("d.jsonl", "{\"prompt\": \"\"}\n"), "d.jsonl, line 1, has no \"prompt\"",
-               "at least one character");
-  EXPECT_ERROR(read("c.jsonl", "hello\n"), "c.jsonl, line 1, is not a JSON object");
+               "b.jsonl:2", "\"prompt\"");
+  EXPECT_ERROR(read("d.jsonl", "{\"prompt\": \"\"}\n"), "d.jsonl:1", "\"prompt\"");
+  EXPECT_ERROR(read("c.jsonl", "hello\n"), "c.jsonl:1", "JSON");
 }
 
 }  // namespace

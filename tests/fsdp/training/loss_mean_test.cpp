@@ -95,7 +95,7 @@ TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   RunRanks(1, [&](Rank& rank) {
     EXPECT_ERROR(
         cross_entropy(x, targets, {.tokens = at::ones({}), .over = rank.mesh({1}, {"dp"})}),
-        "beside `tokens`");
+        ".tokens");
   });
 }
 

@@ -297,7 +297,7 @@ TEST(VerifyFaults, AModuleThatTheMeshNeverCalls) {
   run.options.skips_drop = [](const at::Tensor& x) { return tessera::is_distributed(x); };
   const VerifyReport report = found(run);
   EXPECT_EQ(report.outputs[0].fqn, "block0.drop") << report.text();
-  EXPECT_ERROR(report.check(), "the output of 'block0.drop' is never called on the mesh",
+  EXPECT_ERROR(report.check(), "'block0.drop'", "is never called on the mesh",
                "look at the forward of 'block0'");
 }
 
