@@ -83,7 +83,8 @@ class TrainedHere(Comparison):
 
 class SentencePiece(Comparison):
     """Models with the options that the trainer takes by itself, which drop the spaces before a text."""
-    sizes = 40_000, 20_000, 5_000
+    # Short: SentencePiece 0.1.97 adds the scores of a text in fp32, and newer versions choose differently in long texts.
+    sizes = 20_000, 8_000, 5_000
 
     def test_special_tokens_have_no_text(self):
         import sentencepiece
