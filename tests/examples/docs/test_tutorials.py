@@ -44,7 +44,7 @@ class Tutorials(unittest.TestCase):
     def test_fsdp_in_ones_own_way_learns(self):
         for output in self.run_tutorial("06_fsdp"):
             for unit in ("up", "down"):
-                self.assertRegex(output, rf"(?m)^{unit} ")
+                self.assertRegex(output, rf"(?m)^{unit}: ")
             losses = [float(line.split()[-1]) for line in output.splitlines() if "loss" in line]
             self.assertEqual(len(losses), 20)
             self.assertLess(losses[-1], losses[0])
@@ -80,10 +80,9 @@ class Tutorials(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             list(self.run_tutorial("14_your_own_program", folder, on=(2,)))
             out = pathlib.Path(folder)
-            events = json.loads((out / "trace.json").read_text())["traceEvents"]
+            events = json.loads((out / "profile.json").read_text())["traceEvents"]
             names = {event.get("name") for event in events}
-            self.assertTrue({"up", "down"} <= names)
-            self.assertIn("traceEvents", json.loads((out / "profile.json").read_text()))
+            self.assertTrue({"Curve: forward", "Curve: backward"} <= names)
             self.assertEqual(len(list((out / "board").iterdir())), 1)
 
     def test_model_of_libtorchs_modules_learns_alike_on_every_number_of_ranks(self):
@@ -105,7 +104,7 @@ class Tutorials(unittest.TestCase):
             self.assertLess(losses[-1], losses[0])
 
     def test_experts_learn_on_four_ranks_as_on_one(self):
-        alone, four = ([float(line.split()[-1]) for line in output.splitlines()]
+        alone, four = ([float(line.split()[-1]) for line in output.splitlines() if line.startswith("step ")]
                        for output in self.run_tutorial("11_experts"))
         self.assertEqual(len(alone), 20)
         self.assertLess(alone[-1], alone[0])
@@ -114,7 +113,7 @@ class Tutorials(unittest.TestCase):
 
     def test_experts_are_planned_with_an_even_routing(self):
         for output in self.run_tutorial("11_experts", on=(1,)):
-            self.assertIn("one of 6 alike", output)
+            self.assertRegex(output, r"one of \d+ alike")
             self.assertRegex(output, r"(?m)^ +ep +all_gather ")
 
     def test_a_rank_of_ep_without_experts_takes_part(self):
