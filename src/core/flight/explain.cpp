@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <string>
@@ -137,9 +138,10 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
   const std::string rank = detail::concat("rank ", report.rank, " ");
   const Call* call = report.waiting();
   if (report.activity == Activity::kStopped) {
-    return rank + "is stopped (by SIGSTOP, Ctrl-Z or a debugger; kill -CONT " +
-           std::to_string(report.pid) + " lets it continue)" +
-           (call == nullptr ? after_last_call(report) : ", in " + to_text(*call));
+    const bool exists = ::kill(static_cast<pid_t>(report.pid), 0) == 0;
+    return rank + "is stopped (by SIGSTOP, Ctrl-Z or a debugger" +
+           (exists ? "; kill -CONT " + std::to_string(report.pid) + " lets it continue" : "") +
+           ")" + (call == nullptr ? after_last_call(report) : ", in " + to_text(*call));
   }
   // Also where it waits in the last of them.
   if (report.progress.value_or(0) > 0) {

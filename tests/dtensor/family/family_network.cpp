@@ -96,14 +96,13 @@ Family convolution() {
 }
 
 Family convolution_in_space() {
-  return {
-      "convolution of what is split in space",
-      {
-          {"conv2d",
-           {{{8, 4, 6, 6}}, {{8, 4, 3, 3}}, {{8}}},
-           [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2], {1, 1}, {1, 1})}; },
-           {{"S0,S2 R,R R,R", "S0,R", "all_gather 2304", "S0,R P,R P,R", "all_gather 2304"}}},
-      }};
+  return {"convolution of what is split in space",
+          {
+              {"conv2d",
+               {{{8, 4, 6, 6}}, {{8, 4, 3, 3}}, {{8}}},
+               [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2], {1, 1}, {1, 1})}; },
+               {{"S0,S2 R,R R,R", "S0,R", "all_gather 2304", "S0,R P,R P,R", "all_gather 2304"}}},
+          }};
 }
 
 Family batches() {
@@ -135,12 +134,12 @@ Family batches() {
                  const auto rows = t[0].mul(0.1).diagonal(0, 1, 2).exp();
                  return Tensors{at::linalg_cholesky(rows.diag_embed())};
                },
-               {{"S0", "S0", "all_reduce 4"}},
+               {{"S0", "S0", "all_gather 8"}},
                false},
               {"linalg_eigvalsh",
                {{{8, 3, 3}}},
                [](auto& t) { return Tensors{at::linalg_eigvalsh(t[0])}; },
-               {{"S0", "S0", "all_reduce 4"}},
+               {{"S0", "S0", "all_gather 8"}},
                false},
           }};
 }
