@@ -36,7 +36,9 @@ class Progress {
  public:
   explicit Progress(const std::vector<std::string>& files) {
     for (const std::string& file : files) {
-      total_ += std::filesystem::file_size(file);
+      std::error_code error;  // the reader reports what cannot be read
+      const std::uint64_t bytes = std::filesystem::file_size(file, error);
+      total_ += error ? 0 : bytes;
     }
   }
 

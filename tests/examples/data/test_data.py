@@ -49,7 +49,7 @@ class Mixtures(Data):
         programs.train([*flags, 2, *self.mixture])
         self.assertEqual([r["loss"] for r in programs.read_metrics(self.folder / "resumed.jsonl")], want[2:])
         other = [0.6 if flag == 0.7 else flag for flag in self.mixture]
-        self.refuse([*flags[2:], 4, *other], "not those of the checkpoint", "mixed by weight", "0.6")
+        self.refuse([*flags[2:], 4, *other], "not those of the checkpoint", "weight", "0.6")
 
     def test_without_weights_are_one_sequence_of_sorted_files(self):
         want = self.losses(["--tokens", self.folder / "*.bin"])
