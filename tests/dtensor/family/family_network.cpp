@@ -139,7 +139,7 @@ Family batches() {
               {"linalg_eigvalsh",
                {{{8, 3, 3}}},
                [](auto& t) { return Tensors{at::linalg_eigvalsh(t[0])}; },
-               {{"S0", "S0", "all_gather 8"}},
+               {{"S0", "S0", "all_reduce 4"}},
                false},
           }};
 }
