@@ -31,6 +31,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 
 namespace tessera::checkpoint {
@@ -78,11 +79,11 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
       buffers.insert(each.names.front());
     }
   }
-  std::set<const void*> known;  // parts of a fused parameter are entries of one tensor
+  std::set<tessera::detail::TensorIdentity> known;  // parts of a fused parameter are entries of one tensor
   std::vector<nn::detail::CopiedTensor> tensors;
   for (const StateEntry& entry : entries) {
     if (buffers.contains(entry.names.front()) ||
-        !known.insert(entry.tensor.unsafeGetTensorImpl()).second) {
+        !known.insert(tessera::detail::identity_of(entry.tensor)).second) {
       continue;
     }
     const bool is_counter = !entry.is_parameter && !tessera::is_distributed(entry.tensor) &&
