@@ -79,7 +79,8 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
       buffers.insert(each.names.front());
     }
   }
-  std::set<tessera::detail::TensorIdentity> known;  // parts of a fused parameter are entries of one tensor
+  std::set<tessera::detail::TensorIdentity>
+      known;  // parts of a fused parameter are entries of one tensor
   std::vector<nn::detail::CopiedTensor> tensors;
   for (const StateEntry& entry : entries) {
     if (buffers.contains(entry.names.front()) ||

@@ -102,8 +102,7 @@ TEST(PromptTexts, AreALineEachOrOfJson) {
   both.prompts = {(folder / "a.jsonl").string(), (folder / "a.txt").string()};
   EXPECT_EQ(texts_of(prompt_texts(both)), (Texts{"one\ntwo", "one", "two {}", "three"}));
   EXPECT_ERROR(read("b.txt", "\n\n"), "b.txt holds no prompt");
-  EXPECT_ERROR(read("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n"),
-               "b.jsonl:2", "\"prompt\"");
+  EXPECT_ERROR(read("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n"), "b.jsonl:2", "\"prompt\"");
   EXPECT_ERROR(read("d.jsonl", "{\"prompt\": \"\"}\n"), "d.jsonl:1", "\"prompt\"");
   EXPECT_ERROR(read("c.jsonl", "hello\n"), "c.jsonl:1", "JSON");
 }
