@@ -430,7 +430,7 @@ TEST(LoadNames, NameTheConverterForATorchCheckpoint) {
   WriteFile(folder / "__0_0.distcp", "pickle");
   Net net;
   EXPECT_ERROR(load_hugging_face(net, folder.path()), "torch.distributed.checkpoint",
-               "tools/from_torch_checkpoint.py");
+               "from_torch_checkpoint.py");
 }
 
 }  // namespace

@@ -117,6 +117,13 @@ TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
                "already stands for the dimensions replicate, dp, cp");
 }
 
+TEST(DeviceMesh, FlattensAFlatteningWithADimensionOfSizeOne) {
+  const DeviceMesh mesh = fake_mesh(0, {2, 1, 2}, {"replicate", "dp", "cp"});
+  mesh[{"dp", "cp"}].flatten();
+  const DeviceMesh whole = mesh.flatten();
+  EXPECT_EQ((mesh[{"replicate", "dp_cp"}].flatten()), whole);
+}
+
 TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const DeviceMesh flat = mesh.flatten("dt");

@@ -66,7 +66,7 @@ class Progress {
 /// Some pieces, and their tokens in the future.
 struct Chunk {
   std::size_t bytes;
-  std::future<std::vector<std::int64_t>> tokens;
+  std::future<std::vector<std::vector<std::int64_t>>> tokens;  ///< of each piece
 };
 
 class Pipeline {
@@ -101,10 +101,10 @@ class Pipeline {
     }
     under_way_ += bytes_;
     auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
-      std::vector<std::int64_t> tokens;
+      // Not joined: a long line's tokens would be in memory twice.
+      std::vector<std::vector<std::int64_t>> tokens;
       for (Piece& piece : pieces) {
-        const std::vector<std::int64_t> some = encoder(std::move(piece));
-        tokens.insert(tokens.end(), some.begin(), some.end());
+        tokens.push_back(encoder(std::move(piece)));
       }
       return tokens;
     };
@@ -115,7 +115,9 @@ class Pipeline {
   void write_first() {
     Chunk chunk = std::move(chunks_.front());
     chunks_.pop_front();
-    shards_.append(chunk.tokens.get());
+    for (const std::vector<std::int64_t>& tokens : chunk.tokens.get()) {
+      shards_.append(tokens);
+    }
     under_way_ -= chunk.bytes;
     progress_.update(reader_, shards_);
   }

@@ -90,7 +90,7 @@ class TorchsOwnForm(WithTorchCheckpoint):
                 done = programs.run([*command, self.shared / "distcp", *([self.shared / "o"] if command[1] == 1 else [])])
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn("is a checkpoint of torch.distributed.checkpoint", done.stderr)
-                self.assertIn("tools/from_torch_checkpoint.py", done.stderr)
+                self.assertIn("from_torch_checkpoint.py", done.stderr)
 
     def test_weights_become_a_model(self):
         done = self.convert("model", "--prefix", "model.=")

@@ -129,6 +129,9 @@ class TestCommandLines(programs.InFolder):
         programs.train(["--config", self.config, "--steps", 0, "--save-hf", snapshot])
         (self.folder / "book.txt").write_text("It was the best of times. " * 200)
 
+    def port(self, kind):
+        return str(20000 + (os.getpid() + len(kind)) % 10000)
+
     def launch(self, command, *environments):
         """The command on each node, all on this host: programs and /data are those of the test."""
         command = [str(programs.BIN / word) if word in ("llama_train", "llama_plan") else str(TORCHRUN) if word == "torchrun" else
@@ -146,13 +149,14 @@ class TestCommandLines(programs.InFolder):
                 container = container_of(job)
                 words = container["command"] + container["args"]
                 start = words.index("llama_train")
-                second = environments(job)[1]
-                (out, err), code = self.launch(words[:start] + ["sh", "-c", "echo $RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT"],
-                                               second)[0]
-                self.assertEqual(code, 0, err)
-                place = f"{second['PET_MASTER_ADDR']} {second['PET_MASTER_PORT']}"
-                self.assertEqual(sorted(out.splitlines()),
-                                 sorted(f"{rank} 16 {place}" for rank in range(8, 16)))
+                here = {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": self.port(kind)}
+                nodes = self.launch(words[:start] + ["sh", "-c", "echo $RANK $WORLD_SIZE $MASTER_ADDR"],
+                                    *(each | here for each in environments(job)))
+                lines = []
+                for (out, err), code in nodes:
+                    self.assertEqual(code, 0, err)
+                    lines.append(sorted(out.splitlines()))
+                self.assertEqual(lines, [sorted(f"{rank} 16 localhost" for rank in ranks) for ranks in (range(8), range(8, 16))])
 
     def test_flags_are_llama_trains(self):
         for kind, (make, _) in JOBS.items():
@@ -172,8 +176,7 @@ class TestCommandLines(programs.InFolder):
                 for flag, value in (("--dp", "2"), ("--tp", "1"), ("--steps", "2"), ("--batch", "2"), ("--seq", "16"),
                                     ("--metrics", f"/data/{kind}.jsonl"), ("--checkpoint", f"/data/{kind}-steps")):
                     words[words.index(flag) + 1] = value
-                here = {"PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost",
-                        "PET_MASTER_PORT": str(20000 + (os.getpid() + len(kind)) % 10000)}
+                here = {"PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": self.port(kind)}
                 for (_, err), code in self.launch(words, *(each | here for each in environments(job))):
                     self.assertEqual(code, 0, err)
                 self.assertEqual(len(programs.read_metrics(self.folder / f"{kind}.jsonl")), 2)
