@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import network
@@ -53,11 +54,13 @@ class Host:
     def command(self, words):
         return ["nsenter", "--target", self._first, "--net", "--mount", "--uts", "--ipc", "--pid", "--", *words]
 
-    def start(self, words, environment=None, **kwargs):
-        """A process of this host, whose outputs are read together."""
-        return subprocess.Popen([str(word) for word in self.command(words)], stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, text=True, errors="replace",
-                                env=os.environ | (environment or {}), **kwargs)
+    def start(self, words, environment=None):
+        """A process of this host. Its outputs go to one file: a pipe would stay open as long as any of its children."""
+        output = tempfile.TemporaryFile("w+", errors="replace")
+        started = subprocess.Popen([str(word) for word in self.command(words)], stdout=output, stderr=subprocess.STDOUT,
+                                   env=os.environ | (environment or {}))
+        started.output = output
+        return started
 
     def run(self, words):
         return subprocess.run([str(word) for word in self.command(words)], capture_output=True, text=True, timeout=60)
@@ -118,6 +121,9 @@ class Hosts:
     def __len__(self):
         return len(self._hosts)
 
+    def __iter__(self):
+        return iter(self._hosts)
+
     def close(self):
         for host in self._hosts:
             host.end()
@@ -138,17 +144,28 @@ class Hosts:
                 for number, host in enumerate(self._hosts)]
 
 
+def output_of(launcher):
+    """What it has printed so far."""
+    launcher.output.seek(0)
+    return launcher.output.read()
+
+
 def finish(launchers, timeout=120):
-    """(status, output) of each; kills what has not ended by then."""
+    """(status, output) of each launcher. Throws if one has not ended in time."""
     ends_at = time.monotonic() + timeout
-    found = []
     for launcher in launchers:
         try:
-            output, _ = launcher.communicate(timeout=max(0.1, ends_at - time.monotonic()))
+            launcher.wait(timeout=max(0.1, ends_at - time.monotonic()))
         except subprocess.TimeoutExpired:
-            for other in launchers:
-                other.kill()
-            output, _ = launcher.communicate()
-            raise AssertionError(f"{shlex.join(map(str, launcher.args))} did not end:\n{output}") from None
-        found.append((launcher.returncode, output))
-    return found
+            raise AssertionError(f"{shlex.join(map(str, launcher.args))} did not end:\n{output_of(launcher)}") from None
+    return [(launcher.returncode, output_of(launcher)) for launcher in launchers]
+
+
+def wait_for_ranks_to_end(hosts, launchers, timeout):
+    """Each launcher's output once no rank runs. torchrun itself may wait longer: its rendezvous has its own time limit."""
+    ends_at = time.monotonic() + timeout
+    while any(host.processes_of("llama_train") for host in hosts):
+        if time.monotonic() > ends_at:
+            raise AssertionError("\n".join(["ranks did not end:", *map(output_of, launchers)]))
+        time.sleep(0.1)
+    return list(map(output_of, launchers))

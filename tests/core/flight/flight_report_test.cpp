@@ -102,13 +102,13 @@ TEST(Explain, HasALineForRanksThatDoTheSame) {
   ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
   ranks.call(2, kAll, "all_reduce", CallState::kWaiting);
   ranks[1].activity = Activity::kStopped;
-  ranks[1].pid = 77;
+  ranks[1].pid = getpid();  // advice is given only for a process that exists
   const std::vector<std::string> lines = explain(ranks.reports(), 3 * kSecond);
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_EQ(
       lines[0],
       "each of ranks 0, 2 waits in all_reduce (call 1 of group '0-2'), for rank 1, for 2.0 s");
-  EXPECT_CONTAINS(lines[1], "rank 1 is stopped (by SIGSTOP", "kill -CONT 77",
+  EXPECT_CONTAINS(lines[1], "rank 1 is stopped (by SIGSTOP", "kill -CONT " + std::to_string(getpid()),
                   "after the set-up of group '0-2'");
 }
 
