@@ -1,5 +1,5 @@
-// Attaches units to modules by type (ModuleBase::attach): the module owns its unit, and there is no
-// table of units. Units are made, attached, and found again here.
+// Makes units, attaches them to modules by type (ModuleBase::attach) and finds them again. Each
+// module owns its unit; there is no global table of units.
 
 #include "unit.h"
 
@@ -20,8 +20,9 @@ namespace tessera::fsdp {
 namespace {
 
 // autograd::grad(loss, parameters) under FSDP. The graph of a loss ends in the unsharded tensors,
-// while the program has the shards. So a backward for some shards is one for what stands in for
-// them in the graph; the units reduce of it what was asked for and leave out the rest.
+// but the program passes the shards. So a backward that requests gradients of shards is run for the
+// unsharded tensors that stand in for the shards in the graph. The units reduce only the requested
+// gradients and leave out the rest.
 
 using nn::BackwardCall;
 using tessera::detail::as_leaf;
@@ -37,9 +38,10 @@ class ShardGradient final : public nn::StandInGradient {
 
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
-  /// nullptr: it is gone.
+  /// The unit; nullptr if it has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// nullptr: it has another shard by now.
+  /// The parameter of `unit` whose shard is `sharded`; nullptr if the parameter has another shard
+  /// by now.
   static ShardedParameter* parameter(Unit& unit, const at::Tensor& sharded) {
     for (ParameterGroup& group : unit.groups()) {
       for (ShardedParameter& each : group.parameters()) {
@@ -60,7 +62,7 @@ struct RequestedParameter {
   ShardedParameter* parameter;
 };
 
-/// The parameters of units among the outputs, that have been unsharded.
+/// The parameters of units among the call's outputs that have been unsharded.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
   std::vector<RequestedParameter> asked;
   for (const Edge& output : call.outputs) {
@@ -78,8 +80,8 @@ Edge leaf_edge(const ShardedParameter& parameter) {
   return {tessera::detail::leaf_node(parameter.unsharded()), 0};
 }
 
-/// Whether the graph of `call` leads to what stands in for one of them, and not only, as that of a
-/// penalty on shards, to the shards.
+/// Whether the graph of `call` leads to the unsharded tensor of one of the `asked` parameters.
+/// False if it leads only to shards, as the graph of a penalty computed on shards does.
 bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
   std::unordered_set<const Node*> leaves;
   for (const RequestedParameter& each : asked) {
@@ -106,7 +108,7 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& as
   return false;
 }
 
-/// Each once, of all models that the parameters belong to.
+/// All units of all models that the requested parameters belong to, each unit once.
 std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& asked) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const RequestedParameter& each : asked) {
@@ -117,7 +119,7 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
   return units;
 }
 
-/// While it exists, these units reduce what was asked for alone.
+/// While a RequestScope exists, its units reduce only the gradients that were requested.
 class RequestScope {
  public:
   RequestScope(std::vector<std::shared_ptr<Unit>> units,
@@ -146,7 +148,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// While it exists, `.grad` of leaves holds what a backward gives them alone.
+/// While an EmptyGradients exists, `.grad` of the given leaves contains only what a backward in
+/// this scope has added; the earlier gradients are put back afterwards.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -190,12 +193,14 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// A backward that adds to `.grad`, for the leaves of `call` and what stands in for them.
+/// Returns `call` changed to accumulate into `.grad`, for its own leaves and for the unsharded
+/// tensors that stand in for requested shards.
 BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const RequestedParameter& each : asked) {
-    // One that was gathered and has not run yet is in no graph, and is no leaf.
+    // An unsharded tensor that was gathered but not used in a forward yet is in no graph and is no
+    // leaf.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }
@@ -214,7 +219,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
     return run(adding(call, asked));
   }
   check_returnable(call, asked, units);
-  // What an earlier backward has left under way is for `.grad` as it is now.
+  // Reductions that an earlier backward left in progress add to the current `.grad`, so they finish
+  // first.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
@@ -229,8 +235,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
   return gradients;
 }
 
-/// Lets autograd::grad and a backward with inputs find the parameters of `unit`, though forward
-/// computes with others: they get the gradients of the shards.
+/// Lets autograd::grad, and backward with `inputs`, compute gradients of the shards of `unit`,
+/// although forward computes with the unsharded tensors.
 void offer_gradients(const std::shared_ptr<Unit>& unit) {
   nn::ask_stand_ins();
   for (ParameterGroup& group : unit->groups()) {
@@ -242,7 +248,7 @@ void offer_gradients(const std::shared_ptr<Unit>& unit) {
   }
 }
 
-/// Identifies a parameter by its unsharded tensor, for other code.
+/// Tells other code which parameter of a unit an unsharded tensor belongs to.
 class UnitSlotKeeper final : public nn::SlotKeeper {
  public:
   explicit UnitSlotKeeper(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
@@ -260,7 +266,7 @@ class UnitSlotKeeper final : public nn::SlotKeeper {
   }
 
  private:
-  // Weak: a module below the unit's may outlive it.
+  // Weak, because a submodule may outlive the module that owns the unit.
   std::weak_ptr<Unit> unit_;
 };
 
@@ -270,7 +276,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // A unit of several modules is met several times.
+    // A unit of several modules is found once for each of its modules.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }
@@ -302,7 +308,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 }
 
 void make_unit(const UnitSpec& spec) {
-  // First: after an error here nothing has been sharded.
+  // Moves the buffers first, so that an error here leaves all parameters unsharded.
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();
@@ -315,7 +321,7 @@ void make_unit(const UnitSpec& spec) {
   }
   const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<UnitSlotKeeper>(unit);
   for (const ParameterSpec& parameter : spec.parameters) {
-    // Attached to the owners, because callers know slots and not units.
+    // Attached to the modules that own each slot, because callers know slots and not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(kept);
     }
