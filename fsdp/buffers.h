@@ -79,8 +79,8 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // Views with `dim` seen as two dimensions, (parts, rows). rows_of() returns the rows of `unsharded`
-  // that `rank` has; by_parts() of that rank's shard has the same sizes.
+  // Views with `dim` seen as two dimensions, (parts, rows). rows_of() returns the rows of
+  // `unsharded` that `rank` has; by_parts() of that rank's shard has the same sizes.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }

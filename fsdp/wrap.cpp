@@ -284,7 +284,7 @@ class TargetFinder {
 
   const ModuleTree& tree_;
   std::map<std::string, TreeParameter> parameters_;  ///< by FQN
-  std::map<std::string, std::string> taken_;  ///< FQN of a parameter to its unit
+  std::map<std::string, std::string> taken_;         ///< FQN of a parameter to its unit
   std::set<std::string> units_;
 };
 
