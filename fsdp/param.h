@@ -24,8 +24,8 @@ struct ParameterSpec {
   std::string name;  ///< the name within the unit
   nn::SlotPtr slot;
   DataMesh mesh;
-  std::optional<std::int64_t>
-      dim;                 ///< the dimension split over mesh.shard; empty: replicated over it
+  /// the dimension split over mesh.shard; empty: replicated over it
+  std::optional<std::int64_t> dim;
   std::int64_t parts = 1;  ///< number of equal blocks of `dim`, each split (a fused weight)
   ShardingSpec sharding;   ///< the spec of the persistent tensor
   ShardHome home;

@@ -350,8 +350,8 @@ class ParameterGroup {
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
  private:
-  std::unique_ptr<ParameterGroupShards>
-      shards_;  ///< on the heap, so that its address survives a move
+  /// on the heap, so that its address survives a move
+  std::unique_ptr<ParameterGroupShards> shards_;
   GatheredState gathered_;
   GradientState gradients_;
 };

@@ -129,10 +129,10 @@ struct Settings {
   std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
   /// The event that the next forward's gathers wait for; default: all work issued so far.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  std::vector<std::weak_ptr<Unit>>
-      forward_prefetch;  ///< empty: the unit that ran next in the last forward
-  std::vector<std::weak_ptr<Unit>>
-      backward_prefetch;  ///< empty: the unit that ran before this one in forward
+  /// empty: the unit that ran next in the last forward
+  std::vector<std::weak_ptr<Unit>> forward_prefetch;
+  /// empty: the unit that ran before this one in forward
+  std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
   /// The names of the model's units that have Options::may_be_unused; all units share the list.
   std::shared_ptr<const std::vector<std::string>> may_be_unused;
@@ -175,8 +175,8 @@ class GatherOrder {
   std::vector<std::weak_ptr<Unit>> last_;
   std::vector<std::weak_ptr<Unit>> running_;
   std::vector<std::weak_ptr<Unit>> gathered_;
-  bool follows_ =
-      false;  ///< whether this forward has so far used the units in the order of `last_`
+  /// whether this forward has so far used the units in the order of `last_`
+  bool follows_ = false;
 };
 
 }  // namespace tessera::fsdp

@@ -473,8 +473,8 @@ void Unit::end_partial_forward() {
   to_run_.clear();
   if (runs_forward()) {
     end_forward();
-  } else if (phase_ !=
-             UnitPhase::kBackward) {  // false if a backward ran between two of the modules
+  } else if (phase_ != UnitPhase::kBackward) {
+    // In kBackward a backward ran between two of the modules.
     free_after_forward();
   }
 }

@@ -69,8 +69,8 @@ class ModuleTree {
     std::string fqn;  ///< the first FQN that leads to the module
     nn::ModuleBase* module;
     std::vector<std::size_t> children;  ///< the nearest ModuleBases below that have no other parent
-    std::vector<std::string>
-        paths;  ///< all FQNs of the module, one for each place where it is registered
+    /// all FQNs of the module, one for each place where it is registered
+    std::vector<std::string> paths;
 
     /// Whether each FQN in `inner` is this module or is below it.
     bool holds(const std::vector<std::string>& inner) const;
