@@ -461,7 +461,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    full = end - window + 1;  // the first key that the last query sees
+    full = end - window + 1;  // the last query sees one key before `full`, in the masked block
     blocks.push_back({{first, full - first}, Block::kMasked});
   }
   if (full < chunk.first) {

@@ -246,21 +246,21 @@ const AddedLowerings kLossesLowerings{
 
 }  // namespace
 
-// Operators whose result depends on values that every rank has, or that ranks compare
+// Operators whose result depends on values that every rank has, or that ranks can compare
 // independently.
 
 namespace {
 
-/// A plain tensor among distributed ones counts as replicated; check_policy refuses it where the
-/// program has not allowed that.
+/// A plain tensor among distributed ones counts as replicated; check_policy refuses it unless the
+/// program has permitted this.
 bool is_replicated(const at::Tensor& tensor) {
   const auto* impl = as_distributed(tensor);
   return impl == nullptr || impl->spec()->sharding.layout->is_replicated();
 }
 
-// self[masks and indices], where these are replicated and the indexed dimensions are not sharded.
+// self[masks and indices], if these are replicated and the indexed dimensions are not sharded.
 
-/// The dimensions of self that the indices take: a mask takes as many as it has.
+/// The dimensions of self that the indices consume: a mask consumes as many as it has.
 Dims indexed_dims(std::span<const std::optional<at::Tensor>> indices) {
   Dims dims;
   std::int64_t dim = 0;
@@ -289,7 +289,8 @@ std::vector<std::optional<at::Tensor>> indices_of(const BoundCall& bound) {
 
 std::optional<double> bytes_of_index(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
-  // How much a mask selects is in its values, which a meta tensor lacks.
+  // The number of elements that a mask selects depends on its values, which a meta tensor does not
+  // have.
   if (self == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
@@ -303,22 +304,23 @@ std::optional<double> bytes_of_index(const BoundCall& bound) {
   if (dims.empty() || dims.back() >= self->dim()) {
     return std::nullopt;
   }
-  // Dimensions that are not indexed may be sharded: indexing acts on each of their positions alike.
+  // Dimensions that are not indexed may be sharded: indexing is the same for each of their
+  // positions.
   if (!sharding_mesh_dims(self->spec()->sharding.layout, dims).empty()) {
     return std::nullopt;
   }
   return 0;
 }
 
-/// Where the result has the dimensions of the indices: in place of the indexed ones if those are
-/// adjacent, else in front.
+/// The position of the indices' dimensions in the result: in place of the indexed dimensions if
+/// those are adjacent, otherwise in front.
 std::size_t position_of_indices(const Dims& indexed) {
   const bool adjacent =
       indexed.back() - indexed.front() + 1 == static_cast<std::int64_t>(indexed.size());
   return adjacent ? static_cast<std::size_t>(indexed.front()) : 0;
 }
 
-/// index.Tensor(self, indices)
+/// Arguments: index.Tensor(self, indices)
 Results run_index(Arguments arguments) {
   const auto& impl = impl_of(arguments[0].toTensor());
   c10::List<std::optional<at::Tensor>> locals;
@@ -337,8 +339,8 @@ Results run_index(Arguments arguments) {
   }
   auto digits = result.layout->dims();
   const auto position = static_cast<std::ptrdiff_t>(position_of_indices(dims));
-  // A mask becomes one dimension, and indices the dimensions of their broadcast. Their number and
-  // sizes are read off the local result, which is whole along these dimensions.
+  // A mask becomes one dimension, and indices become the dimensions of their broadcast. Their
+  // number and sizes are taken from the local result, which is whole along these dimensions.
   const auto added = static_cast<std::size_t>(local.dim()) - digits.size();
   digits.insert(digits.begin() + position, added, {});
   for (std::size_t i = 0; i < added; ++i) {
@@ -349,7 +351,7 @@ Results run_index(Arguments arguments) {
   return {make_distributed(local, {spec.sharding.mesh, layout}, result.sizes)};
 }
 
-// equal(self, other), where both have one layout: each rank compares its shard.
+// equal(self, other) for tensors with the same layout: each rank compares its shard.
 
 std::optional<double> bytes_of_equal(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
@@ -357,7 +359,8 @@ std::optional<double> bytes_of_equal(const BoundCall& bound) {
   if (self == nullptr || other == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
-  // Specs are interned, but two may differ in strides, which equal() ignores: compare the parts.
+  // Specs are interned, but two specs may differ in strides, which equal() ignores, so their
+  // members are compared.
   const bool alike = self->spec()->sharding == other->spec()->sharding &&
                      self->spec()->sizes == other->spec()->sizes;
   if (!alike) {
@@ -379,7 +382,7 @@ Results run_equal(Arguments arguments) {
   }
   const auto verdict =
       reduce_partial(make_distributed(local, {spec.sharding.mesh, result.layout}, result.sizes));
-  // The host reads it: on a GPU this waits for the device.
+  // The host reads the result; on a GPU this waits for the device.
   return {local_tensor(verdict).item<bool>()};
 }
 

@@ -130,8 +130,8 @@ RandomPlace random_place(const RandomCall& call);
 /// run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// During this scope, to_local() may return local parts that its code does not pass on. Afterwards,
-/// random operators know their elements' places again.
+/// Scope around code that gets local parts from to_local() but returns none of them. After the
+/// scope, random operators know the places of their elements again.
 class LocalPartsScope {
  public:
   LocalPartsScope();
