@@ -184,8 +184,8 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
       at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// libtorch's reshape computes the size for -1 before it calls view, so with no elements it fails;
-// complete_sizes knows more.
+// libtorch's reshape computes the size for -1 before it calls view, and cannot do so without
+// elements; complete_sizes compares with the input's sizes.
 
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   if (!tessera::is_distributed(self) || self.numel() > 0) [[likely]] {
