@@ -84,8 +84,8 @@ void register_scaled_product() {
                       {call.tensor(0).size(0), call.tensor(1).size(1)}};
                 });
 }
-const bool kIsRuled =
-    (register_scaled_product(), true);  // registered before main(), like the operator
+// Registered before main(), like the operator.
+const bool kIsRuled = (register_scaled_product(), true);
 // [rule]
 
 /// softmax over a split dimension, with explicit all-reduces of the maximum and the sum. Forward

@@ -14,8 +14,8 @@ using namespace tessera;
 
 constexpr std::int64_t kVocabulary = 101, kPositions = 24, kHidden = 48, kLayers = 2;
 const nn::LinearOptions no_bias{.bias = false};
-const double output_std =
-    0.02 / std::sqrt(2.0 * kLayers);  // the residual stream's variance does not grow with depth
+// The residual stream's variance does not grow with depth.
+const double output_std = 0.02 / std::sqrt(2.0 * kLayers);
 const nn::AttentionOptions attention{.hidden = kHidden,
                                      .heads = 4,
                                      .qkv_bias = true,

@@ -47,8 +47,8 @@ struct Mapping {
 class KeptMappings {
  public:
   static KeptMappings& instance() {
-    static auto* const kept =
-        new KeptMappings;  // never destroyed, because a save may end after main()
+    // Never destroyed, because a save may end after main().
+    static auto* const kept = new KeptMappings;
     return *kept;
   }
 

@@ -301,8 +301,8 @@ bool lacks_head(const std::string& config_json, const std::vector<std::string>& 
     return false;
   }
   apart["tie_word_embeddings"] = false;
-  return config_change(config_json, apart.dump())
-      .empty();  // compared with the default of the configuration's class
+  // Compared with the default of the configuration's class.
+  return config_change(config_json, apart.dump()).empty();
 }
 
 bool drops_head(const std::string& config_json, const std::vector<Item>& items) {

@@ -48,16 +48,16 @@ struct Manifest {
   std::string run_id;
   std::int64_t step = 0;
   int world_size = 0;
-  std::vector<std::int64_t> mesh_sizes =
-      {};  ///< of the mesh that the step was saved on; empty if there was none
+  /// Of the mesh that the step was saved on; empty if there was none.
+  std::vector<std::int64_t> mesh_sizes = {};
   std::vector<std::string> mesh_names = {};
   std::vector<FileRecord> files = {};
   std::map<std::string, ManifestTensor> tensors = {};
   nlohmann::json entries = nlohmann::json::object();
   nlohmann::json stateful = nlohmann::json::object();     ///< states by name
   nlohmann::json rank_states = nlohmann::json::object();  ///< by name, a list of all ranks' states
-  nlohmann::json dropout_calls =
-      nlohmann::json::object();  ///< by FQN, the number of calls of each nn::Dropout
+  /// By FQN, the number of calls of each nn::Dropout.
+  nlohmann::json dropout_calls = nlohmann::json::object();
 };
 
 /// Whether a file name has the form that saves use: "shard-00000-model-00001-of-00002.safetensors".

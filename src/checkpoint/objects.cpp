@@ -34,8 +34,8 @@ bool survives_text(const json& state) {
 
 /// The JSON path of the first number that is NaN or infinite: "/loss/0"; "" if there is none.
 std::string path_of_nonfinite(const json& state) {
-  const json flat =
-      state.flatten();  // a named variable, because items() does not extend a temporary's lifetime
+  // A named variable, because items() does not extend a temporary's lifetime.
+  const json flat = state.flatten();
   for (const auto& [path, value] : flat.items()) {
     if (value.is_number_float() && !std::isfinite(value.get<double>())) {
       return path.empty() ? "/" : path;

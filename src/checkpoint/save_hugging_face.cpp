@@ -236,8 +236,8 @@ std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn:
 /// segment ("q_proj") if every module with this name has an adapter, else full FQNs.
 std::vector<std::string> target_modules(const nn::ModuleBase& module,
                                         const std::vector<LoraLinear>& adapters) {
-  std::map<std::string, std::ptrdiff_t>
-      without;  // number of modules with this name but without an adapter
+  // Number of modules with this name but without an adapter.
+  std::map<std::string, std::ptrdiff_t> without;
   nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
     for (const std::string& stored : stored_modules(fqn, each)) {
       ++without[last_segment(stored)];

@@ -111,8 +111,8 @@ struct LoadReport {
   std::vector<std::string> missing;     ///< names in the state but not in the checkpoint
   std::vector<std::string> unexpected;  ///< names in the checkpoint but not in the state
   std::vector<std::string> cast;        ///< names converted between floating-point types
-  std::vector<std::string>
-      reshaped;  ///< names not loaded because of a different size or an inconvertible type
+  /// Names not loaded because of a different size or an inconvertible type.
+  std::vector<std::string> reshaped;
 };
 
 /// Fills the model and the optimizer state from a step, or from the newest step of a folder. The

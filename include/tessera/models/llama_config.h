@@ -78,8 +78,8 @@ struct LlamaConfig {
   double attention_dropout = 0;  ///< in training; not implemented
   bool begins_texts = true;      ///< a text begins with the model's bos_token_id
   bool query_key_norm = false;   ///< RMSNorm of each head's queries and keys
-  std::int64_t sliding_window =
-      0;  ///< number of positions that a query attends to, including its own; 0: all
+  /// Number of positions that a query attends to, including its own; 0: all.
+  std::int64_t sliding_window = 0;
 
   /// The text of config.json, which exports write next to the weights.
   std::string json;

@@ -43,8 +43,8 @@ int compute_capability();
 
 /// The memory of one rank, in bytes.
 struct MemoryUse {
-  std::int64_t peak_bytes =
-      0;  ///< cpu: resident memory of this process; cuda: memory reserved by libtorch
+  /// On a CPU: resident memory of this process; on cuda: memory reserved by libtorch.
+  std::int64_t peak_bytes = 0;
   /// Memory allocated to tensors. On cuda, it is a part of the reserved memory; on a CPU, it is
   /// known only after count_tensor_memory() was called.
   std::optional<std::int64_t> peak_active_bytes;

@@ -18,8 +18,8 @@ struct Machine {
   double memory_bytes = 0;      ///< of one device
   double reserved_bytes = 3e9;  ///< not available to tensors: CUDA context, NCCL buffers
   double flops_half = 0;        ///< FLOP/s of dense matrix products in bf16 and fp16
-  double flops_fp32 =
-      0;  ///< FLOP/s of matrix products in fp32, as libtorch computes them by default
+  /// FLOP/s of matrix products in fp32, as libtorch computes them by default.
+  double flops_fp32 = 0;
   double product_share = 0.7;        ///< fraction of the FLOP/s that products reach
   double attention_share = 0.5;      ///< fraction of the FLOP/s that attention reaches
   double memory_bandwidth = 0;       ///< bytes per second

@@ -70,8 +70,8 @@ struct FoundLayout {
   TrainingLayout layout{};
   Estimate estimate{};
   bool fits = false;
-  bool frontier =
-      false;  ///< it fits, and no other layout takes less memory without taking more time
+  /// Whether the layout fits and no other layout takes less memory without taking more time.
+  bool frontier = false;
 };
 /// A training layout that was not estimated.
 struct RefusedLayout {
@@ -82,8 +82,8 @@ struct RefusedLayout {
 /// The result of a search.
 struct Search {
   SearchSpace space{};
-  std::vector<FoundLayout>
-      found{};  ///< layouts that fit, sorted by time; then the others, sorted by memory
+  /// Layouts that fit, sorted by time; then the others, sorted by memory.
+  std::vector<FoundLayout> found{};
   std::vector<RefusedLayout> refused{};  ///< incompatible with the model's or the batch's sizes
   std::int64_t skipped = 0;  ///< number of layouts skipped because a smaller layout does not fit
 

@@ -156,8 +156,8 @@ class Checkpointer {
   bool resumes_ = false;
   std::string run_id_;        ///< of all steps in the run's own folder
   std::int64_t newest_ = -1;  ///< the step of source(), in the run's own folder
-  std::vector<std::int64_t>
-      damaged_;               ///< damaged steps after source(), withdrawn by the first save
+  /// Damaged steps after source(), withdrawn by the first save.
+  std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the descriptor of the folder's lock file
   std::int64_t loaded_ = -1;  ///< loaded_step()
   std::int64_t saved_ = -1;   ///< the step that was saved or loaded last
