@@ -30,7 +30,7 @@ def metrics_file(path):
 
 
 def flat(record, prefix=""):
-    """Names and numbers. null is a number that is not finite or not known."""
+    """Names and numbers of a record. null stands for a number that is unknown or not finite."""
     for name, value in record.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}/")
@@ -39,7 +39,7 @@ def flat(record, prefix=""):
 
 
 def read_steps(file):
-    """(step, numbers) of each line. A line without an end is still being written."""
+    """(step, numbers) of each line. A line without a line end is still being written."""
     last = -1
     for number, line in enumerate(file.read_text(errors="replace").splitlines(keepends=True), 1):
         if not line.endswith("\n"):
@@ -56,7 +56,7 @@ def read_steps(file):
 
 
 def flags_of(path):
-    """What the folder of a run says of its flags."""
+    """The flags of a run, from config.toml in its folder."""
     file = path / "config.toml"
     if not path.is_dir() or not file.is_file():
         return {}
@@ -68,7 +68,7 @@ def flags_of(path):
         sys.exit(f"error: '{file}' is no file of flags ({error}); name '{path / 'metrics.jsonl'}' instead")
     flags = {}
     for name, value in sections.items():
-        flags |= value if isinstance(value, dict) else {name: value}  # in a section, or in none
+        flags |= value if isinstance(value, dict) else {name: value}  # in a section, or at the top level
     return flags
 
 

@@ -23,8 +23,8 @@ from jobs import Job
 FIGURES = ("loss", "grad_norm")
 ROUNDING = 2.0 ** -24
 FEWEST_SEEDS = 3
-LAST_BIT = {"fp32": 0, "fp16": 13, "bf16": 16}  # of a type, in an fp32 number
-WEAK = 2e-4  # of a figure: a fault below it may be hidden
+LAST_BIT = {"fp32": 0, "fp16": 13, "bf16": 16}  # index of a type's last mantissa bit in an fp32 number
+WEAK = 2e-4  # as a fraction of the figure: the verdict is weak if a larger fault could go unnoticed
 
 
 def job_of(run, seed=None, name=None, flipped=0):
@@ -32,17 +32,17 @@ def job_of(run, seed=None, name=None, flipped=0):
 
 
 def references(asked):
-    """The first run of each part, of the first seed."""
+    """The first run of each part, with the first seed."""
     return [run for run in asked.runs if asked.reference(run) is run and run.seed == asked.seeds[0]]
 
 
 def rule_of(asked, run):
-    """The type by whose rounding a run is compared with its reference."""
+    """The type whose rounding determines the allowed difference between a run and its reference."""
     return coarsest(run.precision, asked.reference(run).precision)
 
 
 def perturbed_jobs(asked, reference, rule):
-    """The reference with other last bits: of fp32, or of a shorter type, then as many as of seeds."""
+    """The reference with other last bits: of fp32, or of a less precise type, then at least as many runs as seeds."""
     name, count = (("last bits", asked.perturbed) if rule == "fp32" else
                    (f"{rule}'s last bits", max(asked.perturbed, FEWEST_SEEDS)))
     return [dataclasses.replace(job_of(reference, name=f"{reference.name}, {name} {i}", flipped=i), bit=LAST_BIT[rule])
@@ -50,7 +50,7 @@ def perturbed_jobs(asked, reference, rule):
 
 
 def seed_jobs(asked, reference):
-    """The reference with the experiment's seeds, and with further ones if these are too few."""
+    """The reference with the experiment's seeds, and with further seeds if these are too few."""
     own = [run for run in asked.runs if run.part == reference.part and asked.reference(run) is run]
     new = [seed for seed in range(len(asked.seeds) + FEWEST_SEEDS) if seed not in asked.seeds]
     return [job_of(run) for run in own] + [job_of(reference, seed, f"{reference.name}, of seed {seed}")
@@ -58,7 +58,7 @@ def seed_jobs(asked, reference):
 
 
 def jobs_of(asked):
-    """All that is to be run: the experiment's runs, and what is needed to judge them."""
+    """All jobs: the experiment's runs, and the runs that are needed to judge them."""
     jobs = {run.name: job_of(run) for run in asked.runs}
     for reference in references(asked):
         others = [run for run in asked.runs if run.part == reference.part and asked.reference(run) is not run]
@@ -72,19 +72,19 @@ def jobs_of(asked):
 
 
 def longest_sum(asked, flags):
-    """Terms of the longest sum of a step: over features, the vocabulary or the tokens of a batch."""
+    """The number of terms in the longest sum of a step: over features, the vocabulary or the tokens of a batch."""
     config = config_of(asked.path.parent, flags)
     sizes = [config.get(name) or 0 for name in ("hidden_size", "intermediate_size", "vocab_size")]
     return max(flags.get("batch", 4) * flags.get("seq", 128), *sizes)
 
 
 def values(steps, figure):
-    """NaN for what was not finite: it is equal to nothing."""
+    """A figure at each step. Values that are not finite become NaN, which is equal to nothing."""
     return [math.nan if step[figure] is None else step[figure] for step in steps]
 
 
 def largest_so_far(numbers):
-    """Not the number itself: where two curves cross they do not agree."""
+    """The running maximum. A single difference would be too small where two curves cross by chance."""
     result, largest = [], 0.0
     for number in numbers:
         largest = max(largest, number)
@@ -93,7 +93,7 @@ def largest_so_far(numbers):
 
 
 def last_place(value):
-    """What the last digit of an fp32 figure is worth."""
+    """The value of the last digit of an fp32 figure."""
     return 2 * ROUNDING * 2.0 ** math.floor(math.log2(abs(value))) if value and math.isfinite(value) else 0.0
 
 
@@ -113,14 +113,15 @@ def rounding_allowed(asked, run, outcomes, figure):
 
 
 def spread_of_seeds(asked, run, outcomes, figure):
-    """Infinite where seeds change nothing: weights of a file, and no dropout."""
+    """The reference's spread over seeds at each step; infinite if seeds change nothing (weights from a file, and
+    no dropout)."""
     reference = next(first for first in references(asked) if first.part == run.part)
     of_seeds = [values(outcomes[job.name].steps, figure) for job in seed_jobs(asked, reference)]
     return [spread or math.inf for spread in largest_so_far([max(at_step) - min(at_step) for at_step in zip(*of_seeds)])]
 
 
 def allowed_of(asked, run, outcomes):
-    """What may differ at each step from the run's reference, by figure."""
+    """The allowed difference from the run's reference at each step, by figure."""
     allowed = {figure: rounding_allowed(asked, run, outcomes, figure) for figure in FIGURES}
     if rule_of(asked, run) != "fp32":
         for figure in FIGURES:
@@ -129,13 +130,14 @@ def allowed_of(asked, run, outcomes):
 
 
 def found_from(base, allowed):
-    """The smallest fault that is found, as a part of the figure, at the step where it is smallest."""
+    """The smallest detectable fault, as a fraction of the figure, at the step where it is smallest."""
     return min((limit / abs(value) for value, limit in zip(base, allowed) if value and math.isfinite(value)),
                default=math.inf)
 
 
 def compare(steps, base, allowed):
-    """The largest difference of two curves, the step that uses up most of what is allowed, and the first beyond it."""
+    """The largest difference of two curves, the step that uses the largest fraction of the allowed difference, and
+    the first step beyond it."""
     rows = []
     for step, (a, b, limit) in enumerate(zip(steps, base, allowed), 1):
         difference = 0.0 if math.isnan(a) and math.isnan(b) else abs(a - b)
