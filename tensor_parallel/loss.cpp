@@ -1,5 +1,5 @@
 // The losses of a language model. cross_entropy reduces the losses per row of the operator in
-// src/dtensor/fused/cross_entropy.cpp. linear_cross_entropy computes the output head and the loss
+// src/dtensor/fused/losses.cpp. linear_cross_entropy computes the output head and the loss
 // in chunks of tokens.
 //
 // linear_cross_entropy computes the gradients in forward, as if the loss of each row had the factor
