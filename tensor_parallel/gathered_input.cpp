@@ -275,7 +275,8 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< of the last product
+  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< the gradient node of the
+                                                                    ///< last product's input
 };
 
 std::unique_ptr<nn::detail::LinearProducts> make_regathered_products() {

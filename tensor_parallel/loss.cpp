@@ -205,7 +205,7 @@ struct HeadProblem {
 };
 
 struct HeadResults {
-  at::Tensor losses;           ///< (tokens)
+  at::Tensor losses;           ///< the loss of each row: (tokens)
   at::Tensor hidden_gradient;  ///< gradient of the sum of the losses; undefined if not needed
   at::Tensor weight_gradient;  ///< like hidden_gradient, but in sum_type()
 };

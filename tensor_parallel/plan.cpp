@@ -55,7 +55,7 @@ std::vector<Match> first_places(std::vector<Match> places) {
   return places;
 }
 
-/// "layers.*.up" -> "layers.*", "layers" -> "".
+/// Removes the last segment: "layers.*.up" -> "layers.*", "layers" -> "".
 std::string without_last_segment(const std::string& pattern) {
   const std::size_t dot = pattern.rfind('.');
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
@@ -323,7 +323,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
                 mesh ? to_string(mesh) : "undefined",
                 "; pass one dimension of it, for example mesh[\"tp\"]");
-  module.named_slots();  // throws for parameters without slots
+  module.named_slots();  // called because it throws for parameters without slots
   CheckedPlan checked;
   PlacementTable placements(mesh);
   for (const auto& [pattern, style] : plan) {

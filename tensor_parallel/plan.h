@@ -25,9 +25,10 @@ struct Application {
 };
 
 struct CheckedPlan {
-  std::vector<Application> applications;                      ///< in the order of the plan
-  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;  ///< each parameter once, in the order
-                                                              ///< of the plan
+  std::vector<Application> applications;                      ///< the plan's entries applied to
+                                                              ///< modules, in the order of the plan
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;  ///< placement of each parameter,
+                                                              ///< once, in the order of the plan
   /// Parameters that no entry names and that become replicated. Excludes parameters that are
   /// already distributed or that differ on each rank.
   nn::NamedSlots unnamed;

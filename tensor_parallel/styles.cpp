@@ -340,7 +340,7 @@ class Rowwise final : public ParallelStyle {
   RowwiseOptions options_;
 };
 
-// Replicated parameters.
+// Styles with replicated parameters.
 
 /// The style for modules that process each token independently. The activations are replicated, or
 /// sharded along the sequence (Korthikanti et al. 2022). With a sharded sequence the gradients of
@@ -392,7 +392,7 @@ class PlaceParameters final : public ParallelStyle {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
                   " has no parameters of its own; name the modules below it that have some");
     for (const auto& [parameter, placement] : options_.placements) {
-      module.slot(parameter);  // throws for an unknown name
+      module.slot(parameter);  // called because it throws for an unknown name
     }
     SlotPlacements placements;
     for (const auto& [parameter, slot] : module.slots()) {

@@ -68,7 +68,7 @@ at::Tensor reference(const at::Tensor& maximum) {
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
-  at::Tensor all;  ///< undefined: no term
+  at::Tensor all;  ///< term for every column; undefined: no term
 };
 
 RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,

@@ -105,14 +105,14 @@ struct PlacedRows {
   std::int64_t count = 1;
   std::int64_t size = 1;
   std::int64_t stride = 0;  ///< distance between rows in the whole tensor
-  std::int64_t place = 0;   ///< place of the first element
+  std::int64_t place = 0;   ///< place of the first element in the whole tensor
 };
 
 /// The rows of a box. A row spans the dimensions from the last one that the box has only partly to
 /// the end, so its elements are consecutive.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<Extent> extents;  // strides here, and in the whole tensor
+  std::vector<Extent> extents;  // strides in the local and in the whole tensor
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {

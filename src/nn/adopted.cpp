@@ -294,7 +294,7 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
 std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
     const std::shared_ptr<torch::nn::Module>& module, const std::string& fqn) {
   if (auto ours = std::dynamic_pointer_cast<ModuleBase>(module)) {
-    return ours;  // already has slots and hooks
+    return ours;  // a ModuleBase already has slots and hooks
   }
   if (const auto found = parts_.find(module.get()); found != parts_.end()) {
     return found->second;
@@ -416,7 +416,7 @@ void fill_attention(const Slots& slots, const ModuleBase& holder, const InitCont
       init.fill(dynamic_cast<const ModuleBase&>(*output).slot("bias"), init::zeros());
     } else if (sizes.size() == 2) {
       init.fill(slot, xavier_uniform(sizes));
-    } else {  // bias_k, bias_v
+    } else {  // the parameters bias_k and bias_v
       init.fill(slot, init::normal(0.0, xavier_deviation(sizes)));
     }
   }

@@ -46,7 +46,7 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
 struct Sketch {
   double norm = 0;
   double product = 0;
-  double tolerance = 0;  ///< relative to the norm; 0: the bits must be equal
+  double tolerance = 0;  ///< permitted difference relative to the norm; 0: the bits must be equal
 };
 
 Sketch sketch_of(const CopiedTensor& tensor) {
@@ -71,8 +71,8 @@ Sketch sketch_of(const CopiedTensor& tensor) {
 
 /// The data about one tensor that peers exchange.
 struct Entry {
-  std::int64_t place = 0;  ///< equal for tensors that must be copies
-  std::int64_t hash = 0;   ///< of the values; 0: no values on this rank
+  std::int64_t place = 0;  ///< hash that is equal for tensors that must be copies
+  std::int64_t hash = 0;   ///< hash of the values; 0: no values on this rank
   Sketch sketch;
   std::string name;
 };

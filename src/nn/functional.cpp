@@ -598,7 +598,8 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
         "attention over a sequence that is split is differentiable once; a gradient of its "
         "gradient was asked for (create_graph): write it with at:: operators there");
     const auto saved = context->saved_data.at("sequence").toCapsule();
-    const auto& sequence = static_cast<const Sequence&>(*saved);  // owned by the context
+    const auto& sequence = static_cast<const Sequence&>(*saved);  // a reference is safe, because
+                                                                  // the context owns the object
     const auto count = std::ssize(grads);
     std::vector<std::int64_t> sizes{sequence.mesh.size(), count};
     sizes.insert(sizes.end(), grads[0].sizes().begin(), grads[0].sizes().end());
@@ -612,7 +613,7 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
     for (std::int64_t i = 0; i < count; ++i) {
       of_arguments.push_back(own.select(0, i));
     }
-    of_arguments.emplace_back();  // of the `sequence` argument
+    of_arguments.emplace_back();  // no gradient for the `sequence` argument
     return of_arguments;
   }
 };

@@ -111,7 +111,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
     return;
   }
   if (run_.unfilled_only && slot->initialized()) {
-    return;  // by a load
+    return;  // the parameter was filled by a load
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
@@ -158,7 +158,7 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   const bool after_load = run_.buffers_only || run_.unfilled_only;
   if (after_load && slot->saved() && slot->initialized()) {
-    return;  // by a load
+    return;  // the buffer was filled by a load
   }
   // Buffers are plain tensors: every rank computes the same values.
   slot->set(values.to(slot->get().device()));

@@ -234,7 +234,7 @@ class PlainProducts final : public LinearProducts {
   }
 
  private:
-  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< for the last x
+  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< the gradient node of the last x
 };
 
 }  // namespace

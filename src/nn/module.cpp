@@ -91,7 +91,7 @@ struct Unfilled {
       }
     }
   }
-  /// At most three names.
+  /// The first names for a message, at most three.
   std::string first_names() const {
     std::string first;
     for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
@@ -328,7 +328,7 @@ void ModuleBase::check_in_a_tree() const {
       ", but no module has it registered, so that nothing fills, trains, shards or saves "
       "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
       "give it to nn::init_weights by itself");
-  check_initialized(*this, "forward of a " + name());  // also sets its name
+  check_initialized(*this, "forward of a " + name());  // also sets the module's name
 }
 
 /// Throws Error if a bound member was assigned another tensor: forward would read a tensor that is

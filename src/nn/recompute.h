@@ -77,7 +77,7 @@ class ThreadState {
    private:
     // The thread's previous state, in the order of the changes; members are destroyed in reverse.
     c10::AutoGradMode grad_mode_;
-    tessera::detail::RestoreKeys keys_;  // includes whether autocast is on
+    tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
     StrictScope strict_;
     ReplicationScope replication_;
     tessera::detail::RandomRegionScope region_;
@@ -116,7 +116,7 @@ class OperatorLog {
  private:
   struct Kept {
     Results results;
-    std::vector<std::uint32_t> versions;  ///< of the tensors in the results
+    std::vector<std::uint32_t> versions;  ///< versions of the tensors in the results
     std::size_t packed = 0;
     std::optional<RandomSnapshot> random_after;
   };
@@ -138,7 +138,7 @@ class RecordOperators final : public OperatorMode {
   // Returns the number of tensors that autograd has saved; called for each saved result, because
   // autograd saves tensors in between.
   std::function<std::size_t()> packed_;
-  std::optional<RandomSnapshot> random_;  ///< defines the set of generators
+  std::optional<RandomSnapshot> random_;  ///< defines the set of generators whose states are saved
   OperatorMode* outer_ = active_operator_mode();
   std::unordered_map<std::string, std::size_t> calls_;
 };
@@ -242,8 +242,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   // While this is false, a backward inside the forward sees an incomplete log.
   bool finished_ = false;
 
-  std::mutex mutex_;                             ///< backward may use several threads
-  std::map<int, RecomputedTensors> recomputed_;  ///< indexed by graph task
+  std::mutex mutex_;                             ///< backward may use several threads of one graph
+  std::map<int, RecomputedTensors> recomputed_;  ///< recomputed tensors, indexed by graph task
 };
 
 /// The call of a checkpointed function that this thread is in: its forward or its recomputation.

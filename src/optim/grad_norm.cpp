@@ -330,7 +330,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
     return norm_on_cuda(terms, device, max_norm);
   }
   const at::Tensor norm = composed_norm(terms, p, device);
-  // 1e-6 as in PyTorch.
+  // the constant 1e-6 is PyTorch's
   return {norm, max_norm ? (*max_norm / (norm + 1e-6)).clamp_max(1.0) : at::Tensor(),
           norm.to(c10::ScalarType::Float)};
 }

@@ -27,7 +27,7 @@ namespace {
 /// undetected, or would be multiplied by a factor that was not computed for it.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
-    return;  // the case in most steps
+    return;  // the usual case: the same list of parameters
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {

@@ -49,7 +49,7 @@ std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
 }
 
 struct Roots {
-  std::vector<DeviceMesh> meshes;  ///< in the order of the parameters
+  std::vector<DeviceMesh> meshes;  ///< root meshes in the order of the parameters
   DeviceMesh largest;
 };
 

@@ -231,7 +231,7 @@ void mark_changed(std::span<const ShardUpdate> run) {
   }
 }
 
-/// Device, type, and type of the state.
+/// Key of a batch: device, parameter type, and type of the state.
 using BatchKind = std::tuple<c10::DeviceType, c10::ScalarType, c10::ScalarType>;
 
 BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& states) {

@@ -19,16 +19,16 @@ namespace tessera {
 // Partial tensor reduce to the requested values. Throw Error for a placement that the sizes do not
 // permit. The results are leaves; set requires_grad in the options.
 
-/// Uninitialised values.
+/// A distributed tensor with uninitialised values.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
-/// As empty(), filled with 0.
+/// Like empty(), filled with 0.
 DistributedTensor zeros(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
-/// As empty(), filled with 1.
+/// Like empty(), filled with 1.
 DistributedTensor ones(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
-/// As empty(), filled with `value`.
+/// Like empty(), filled with `value`.
 DistributedTensor full(std::vector<std::int64_t> sizes, const at::Scalar& value,
                        const DeviceMesh& mesh, const Placements& placements,
                        at::TensorOptions options = {});
@@ -39,7 +39,7 @@ DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step
 /// Uniform in [0, 1). The global tensor is bit-equal on every mesh (random.h).
 DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
-/// Standard normal; otherwise like rand().
+/// Standard normal random numbers; otherwise like rand().
 DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
 

@@ -10,7 +10,7 @@ namespace tessera {
 /// A rank's position in its sequence of random operators.
 struct RandomState {
   std::uint64_t seed = 0;
-  std::uint64_t calls = 0;  ///< random operators since the seed was set
+  std::uint64_t calls = 0;  ///< number of random operators since the seed was set
 };
 
 /// Seeds this rank's random operators of at:: (uniform_, normal_, dropout, rand_like, multinomial,

@@ -40,14 +40,14 @@ std::uint64_t substream(std::uint64_t stream, std::uint64_t index);
 // values. Values are computed in fp64 and rounded once to the tensor's type. Not collective. Thread
 // safe for different tensors. Autograd does not see the write. Throw Error for other types.
 
-/// Uniform in [from, to].
+/// Fills with uniform random numbers in [from, to].
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key);
-/// Normal, by inverse CDF (Wichura's AS241).
+/// Fills with normal random numbers, by inverse CDF (Wichura's AS241).
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key);
-/// Normal truncated to [low, high], by inverse CDF.
+/// Fills with random numbers of a normal distribution truncated to [low, high], by inverse CDF.
 void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low, double high,
                    RandomKey key);
-/// 1 with probability `p`, otherwise 0.
+/// Sets each element to 1 with probability `p`, otherwise to 0.
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 
 namespace detail {

@@ -34,12 +34,12 @@ struct RedistributeOptions {
   bool async = false;
 };
 
-/// "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]": the mesh and the layout.
+/// Prints the mesh and the layout: "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]".
 std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
 
 namespace detail {
 
-/// The type of is_distributed.
+/// The type of the function object is_distributed.
 struct IsDistributed {
   bool operator()(const at::Tensor& tensor) const;
 };

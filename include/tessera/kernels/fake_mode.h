@@ -17,10 +17,11 @@ namespace tessera::kernels {
 
 /// An operator call that a FakeMode has run without values.
 struct FakeCall {
-  std::string name;                    ///< "aten::mm"
-  std::vector<c10::IValue> arguments;  ///< in the order of the schema
+  std::string name;                    ///< the operator's name, such as "aten::mm"
+  std::vector<c10::IValue> arguments;  ///< all arguments, in the order of the schema
   std::vector<at::Tensor> inputs;      ///< the tensors among the arguments, except out= arguments
-  std::vector<at::Tensor> results;     ///< including the tensors that the operator has written
+  std::vector<at::Tensor> results;     ///< the results, including tensors that the operator has
+                                       ///< written
 };
 
 /// Returns the results of an operator in a FakeMode. It receives the call with empty `results`.

@@ -19,7 +19,7 @@ namespace tessera::kernels {
 
 /// The results of rms_norm.
 struct RmsNormResult {
-  at::Tensor out;   ///< like x
+  at::Tensor out;   ///< the normalised tensor, with the sizes and type of x
   at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps), one per row: (..., 1), fp32 or fp64
 };
 /// RMSNorm (Zhang and Sennrich 2019) over the last dimension. weight: (last size), or undefined for
@@ -33,8 +33,8 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 
 /// The results of add_rms_norm.
 struct AddRmsNormResult {
-  at::Tensor out;   ///< like x: the norm of `sum`
-  at::Tensor sum;   ///< like x: x + residual, rounded
+  at::Tensor out;   ///< the norm of `sum`, with the sizes and type of x
+  at::Tensor sum;   ///< x + residual, rounded to the type of x
   at::Tensor rstd;  ///< like RmsNormResult::rstd, for the rows of `sum`
 };
 /// The sum x + residual and its rms_norm, with the same bits as two separate operations. residual:
@@ -52,7 +52,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 
 /// silu(gate) * up for tensors of one shape (SwiGLU, Shazeer 2020).
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
-/// Gradients of gate and up.
+/// The gradients of gate and up in silu_mul(gate, up).
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up);
 /// Recomputes silu_mul(gate, up), bit-equal, together with the gradients of gate and up, in one

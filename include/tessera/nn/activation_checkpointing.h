@@ -15,7 +15,7 @@ namespace tessera::nn {
 /// Whether to checkpoint the calls of a module. A pure function, the same on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
-/// Modules of class M (or derived from it).
+/// A predicate that selects the modules of class M or a derived class.
 template <class M>
 ModulePredicate of_class() {
   return [](const std::string&, const ModuleBase& module) {

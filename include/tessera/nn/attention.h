@@ -29,7 +29,7 @@ struct AttentionOptions {
   std::int64_t hidden = 0;  ///< features of the input and of the result
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;  ///< key and value heads, a divisor of `heads`; 0: as many as `heads`
-  std::int64_t head_dim = 0;  ///< 0: hidden / heads
+  std::int64_t head_dim = 0;  ///< features of a head; 0: hidden / heads
   bool qkv_bias = false, output_bias = false;
   /// Normalises the queries and keys of each head (RMSNorm over head_dim) with modules q_norm and
   /// k_norm.
@@ -39,7 +39,8 @@ struct AttentionOptions {
   bool fused_qkv = false;
   bool causal = true;
   std::int64_t window = 0;  ///< positions that a query sees, including its own; 0: all
-  double dropout = 0;       ///< of the attention weights, in training only (docs/random.md)
+  double dropout = 0;       ///< probability for the attention weights, in training only
+                            ///< (docs/random.md)
   /// Weights are initialised from normal(0, init_std), the output projection's weight from
   /// normal(0, output_init_std); if output_init_std is 0, init_std applies to it too. Biases start
   /// at zero, norms at one.
@@ -106,7 +107,7 @@ class Attention : public Module<Attention> {
   std::shared_ptr<Linear> query_, key_, value_, output_;
   std::shared_ptr<FusedLinear> fused_;        ///< replaces query_, key_ and value_ if fused_qkv is
                                               ///< set
-  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< set if qk_norm is
+  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< used if qk_norm is set
 };
 
 /// The options with kv_heads and head_dim filled in. Throws Error for the options that Attention's

@@ -53,7 +53,8 @@ struct CausalAttentionOptions {
   std::int64_t window = 0;   ///< positions that a query sees, including its own; 0: all
   DocumentsPtr documents{};  ///< a query sees keys of its own document only; nullptr: of its whole
                              ///< sequence
-  double dropout = 0;        ///< requires a mask tensor if there is a window or documents
+  double dropout = 0;        ///< dropout probability; requires a mask tensor if there is a window
+                             ///< or documents
 };
 
 /// attention() with a causal flag, and usually without a mask tensor for a window or for documents.

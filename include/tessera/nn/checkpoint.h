@@ -28,7 +28,7 @@ enum class SavePolicy { kMustSave, kPreferRecompute };
 
 /// An operator call in the forward of a checkpointed region.
 struct OperatorCall {
-  std::string_view name;  ///< such as "aten::mm", "aten::sum.dim_IntList"
+  std::string_view name;  ///< the operator's name, such as "aten::mm", "aten::sum.dim_IntList"
   std::size_t index = 0;  ///< number of earlier calls of the same operator in this region
 };
 
@@ -46,7 +46,7 @@ OperatorPolicy save_matmuls_and_attention();
 
 /// Counters of checkpointed regions. Several regions may share one object. Thread safe.
 struct CheckpointCounts {
-  std::atomic<std::int64_t> regions = 0;         ///< forward runs
+  std::atomic<std::int64_t> regions = 0;         ///< checkpointed forwards that ran
   std::atomic<std::int64_t> packed = 0;          ///< tensors that forward replaced by placeholders
   std::atomic<std::int64_t> recomputations = 0;  ///< regions that backward ran again
   std::atomic<std::int64_t> repacked = 0;        ///< tensors that recomputations made again

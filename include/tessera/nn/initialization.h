@@ -30,7 +30,7 @@ Initializer constant(double value);
 Initializer zeros();
 /// Sets every element to 1.
 Initializer ones();
-/// Uniform in [from, to).
+/// Uniform distribution on [from, to).
 Initializer uniform(double from, double to);
 /// Normal distribution with the given mean and standard deviation.
 Initializer normal(double mean, double std);

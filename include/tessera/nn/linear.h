@@ -60,14 +60,14 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   std::int64_t out_features() const { return out_features_; }
 
   Parameter weight;
-  Parameter bias;  ///< undefined without bias
+  Parameter bias;  ///< undefined for a Linear without bias
 
  private:
   at::Tensor own_bias() const;
 
   std::int64_t in_features_;
   std::int64_t out_features_;
-  LinearProduct product_;  ///< empty: aten::linear
+  LinearProduct product_;  ///< replaces aten::linear unless empty
   detail::MakeLinearProducts together_ = detail::make_linear_products;
 };
 

@@ -21,7 +21,7 @@ struct LoraOptions {
   /// FQN patterns of the Linears that get an adapter (see matches_fqn):
   /// {"layers.*.attn.[qv]_proj"}.
   std::vector<std::string> targets{};
-  double dropout = 0;  ///< on the input of the adapter's term, in training only
+  double dropout = 0;  ///< dropout probability on the input of the adapter's term, in training only
 };
 
 /// The adapter that apply_lora() attaches to a Linear: y = x weight^T + bias + scale *

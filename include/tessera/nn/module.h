@@ -225,7 +225,7 @@ class ModuleBase : public torch::nn::Module {
   /// What a swap of a slot updates: the handles of a parameter, and a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;               ///< empty: no other member
+    Follow follow;               ///< updates a bound member; empty if there is none
     const at::Tensor* member{};  ///< set by bind_slot; must be the same tensor as the slot's
   };
 
@@ -247,7 +247,7 @@ class ModuleBase : public torch::nn::Module {
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
-  std::vector<Binding> bindings_;  // one for each of slots_
+  std::vector<Binding> bindings_;  // the bindings of slots_[i] are bindings_[i]
   NamedSlots buffer_slots_;
   Hooks hooks_;
   Hooks method_hooks_;

@@ -52,7 +52,7 @@ class LayerNorm : public Module<LayerNorm> {
   void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
-  Parameter bias;  ///< undefined without bias
+  Parameter bias;  ///< undefined for a LayerNorm without bias
 
  private:
   std::int64_t size_;

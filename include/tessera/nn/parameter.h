@@ -25,7 +25,7 @@ struct StoredParts {
   /// The rows of one replaced module, which is a sibling of the fused module: "q_proj".
   struct Part {
     std::string module;
-    std::int64_t rows = 0;  ///< in each group
+    std::int64_t rows = 0;  ///< rows of this module in each group
   };
   std::vector<Part> parts;
   std::int64_t groups = 1;
@@ -147,7 +147,7 @@ std::string describe(const ParameterSlot& slot);
 ///   nn::Parameter weight = register_slot("weight", {out, in});
 class Parameter {
  public:
-  /// No parameter: reads as an undefined tensor.
+  /// A handle without a parameter; it reads as an undefined tensor.
   Parameter() = default;
   explicit Parameter(SlotPtr slot) : slot_(std::make_shared<SlotPtr>(std::move(slot))) {}
   Parameter(const Parameter&) = default;

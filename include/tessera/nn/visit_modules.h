@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// How visit_modules() walks a tree of modules.
+/// Options that determine how visit_modules() walks a tree of modules.
 struct ModuleWalk {
   /// Visits a module that is registered at several places at each of them, under each of its FQNs,
   /// instead of only at the first.

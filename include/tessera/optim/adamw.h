@@ -67,14 +67,14 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   void update_by_kernel(const Batch& batch, std::size_t group);
   at::Tensor rate_on(c10::Device device, std::size_t group);
 
-  std::vector<Rate> rates_;  ///< one for each group and device
+  std::vector<Rate> rates_;  ///< one entry for each group and device
 };
 
 /// Options of Sgd. The defaults are those of torch.optim.SGD.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
-  bool nesterov = false;      ///< requires momentum
+  bool nesterov = false;      ///< Nesterov momentum; requires momentum
   double weight_decay = 0.0;  ///< L2: weight_decay * parameter is added to the gradient
 };
 

@@ -67,8 +67,8 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
 /// The norm that clip_grad_norm_() returns and the factor that it applies, on the device of the
 /// gradients.
 struct ClipFactor {
-  at::Tensor norm;    ///< plain, 0-d fp32
-  at::Tensor factor;  ///< plain, 0-d fp64
+  at::Tensor norm;    ///< the norm before clipping: plain, 0-d fp32
+  at::Tensor factor;  ///< the factor for the gradients: plain, 0-d fp64
 };
 
 /// Like clip_grad_norm_(), but does not change the gradients: pass the factor to

@@ -23,7 +23,8 @@ struct GradScalerOptions {
   double growth_factor = 2.0;           ///< multiplies the scale after growth_interval steps
                                         ///< without overflow
   double backoff_factor = 0.5;          ///< multiplies the scale after a step with an overflow
-  std::int64_t growth_interval = 2000;  ///< consecutive steps without an overflow
+  std::int64_t growth_interval = 2000;  ///< number of consecutive steps without an overflow before
+                                        ///< the scale grows
   /// Lower limit: if the scale would fall below it, step() throws Error.
   double min_scale = 1e-4;
   /// After an overflow the scale falls only if at least this fraction of the steps since its last
@@ -91,8 +92,8 @@ class GradScaler {
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// The result of clip_and_step().
   struct ClippedStep {
-    at::Tensor norm;  ///< the result of clip_grad_norm_
-    bool stepped;     ///< the result of step
+    at::Tensor norm;  ///< the norm, as returned by clip_grad_norm_
+    bool stepped;     ///< whether the optimizer stepped, as returned by step
   };
   /// Combines clip_grad_norm_ and step. If the scaler is not enabled, this saves a pass over the
   /// gradients: the optimizer multiplies them while it reads them (optim::clip_factor). The
@@ -115,7 +116,7 @@ class GradScaler {
     friend bool operator==(const State&, const State&) = default;
   };
   const State& state() const { return state_; }
-  /// Throws Error for a scale that is not above 0.
+  /// Restores a state from state(). Throws Error for a scale that is not above 0.
   void load_state(const State& state);
 
  private:

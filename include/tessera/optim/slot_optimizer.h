@@ -16,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// Parameters with common options.
+/// A group of parameters with common options.
 template <class Options>
 struct Group {
   std::vector<nn::SlotPtr> parameters;
@@ -25,10 +25,10 @@ struct Group {
 
 /// The local shard of a parameter in a step.
 struct ShardUpdate {
-  std::size_t index;     ///< in Optimizer::parameters()
+  std::size_t index;     ///< index of the parameter in Optimizer::parameters()
   std::size_t group;     ///< index of its optimizer group
-  at::Tensor parameter;  ///< local, without autograd
-  at::Tensor gradient;   ///< local; undefined if the parameter has no gradient
+  at::Tensor parameter;  ///< the parameter's local tensor, without autograd
+  at::Tensor gradient;   ///< the local gradient; undefined if the parameter has no gradient
 };
 
 /// The factor of all gradients in a step (Optimizer::step): a number, or a plain 0-d tensor on a
@@ -41,9 +41,9 @@ struct GradientFactor {
 /// Shards that one list kernel updates. The i-th tensors of all lists belong together.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
-  std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
-  std::vector<at::Tensor> steps;                ///< the number of this step, from 1; empty if steps
-                                                ///< are not counted
+  std::vector<std::vector<at::Tensor>> states;  ///< the state tensors: one list for each state name
+  std::vector<at::Tensor> steps;                ///< step counters with the number of this step,
+                                                ///< from 1; empty if steps are not counted
   /// For each tensor, the index in Optimizer::parameters() of its first shard.
   std::vector<std::size_t> shards = {};
   /// Plain, 0-d fp64, on the device of the batch: the factor by which update_batch() multiplies the
@@ -100,9 +100,9 @@ class SlotOptimizer : public Optimizer {
 
   /// The state of a local shard.
   struct State {
-    std::vector<at::Tensor> tensors;  ///< one for each state name
-    at::Tensor step;                  ///< 0-d fp32, on the shard's device; undefined if steps are
-                                      ///< not counted
+    std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
+    at::Tensor step;                  ///< the step counter: 0-d fp32, on the shard's device;
+                                      ///< undefined if steps are not counted
     std::int64_t steps = 0;           ///< the value of `step`, known without waiting for the device
     std::uint32_t writes = 0;         ///< the version of `step` that `steps` corresponds to
   };
@@ -135,8 +135,8 @@ class SlotOptimizer : public Optimizer {
   void update_rounded(Run run, std::size_t group, const GradientFactor& factor);
 
   std::vector<nn::SlotPtr> parameters_;
-  std::vector<std::size_t> group_of_;  // for each parameter
-  std::vector<State> states_;          // for each parameter
+  std::vector<std::size_t> group_of_;  // the group of each parameter
+  std::vector<State> states_;          // the state of each parameter
   std::vector<std::string> state_names_;
   bool counts_steps_;
 };

@@ -8,7 +8,8 @@ namespace tessera::tensor_parallel {
 
 /// Options that a program passes to the plans that modules declare.
 struct DeclaredPlanOptions {
-  bool sequence_parallel = true;  ///< activations between blocks are split along the sequence
+  bool sequence_parallel = true;  ///< activations outside of attention and MLP are split along the
+                                  ///< sequence
   bool loss_parallel = true;      ///< logits stay split over the vocabulary
   bool regather = true;           ///< see PrepareModuleInputOptions::regather
 };

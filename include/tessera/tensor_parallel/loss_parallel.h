@@ -27,7 +27,7 @@ struct CrossEntropyOptions {
   /// different numbers of them. Each call counts them, by an all-reduce of one number. With
   /// micro-batches set `tokens` for all of them instead.
   DeviceMesh over = {};
-  /// As in torch's cross_entropy; from 0 to 1.
+  /// Label smoothing as in torch's cross_entropy; from 0 to 1.
   double label_smoothing = 0;
   /// Adds z_loss * log(sum of exp(logits))^2 to the loss of each row (PaLM, section 5).
   double z_loss = 0;

@@ -97,7 +97,7 @@ struct ColwiseOptions {
   std::int64_t heads = 0;
   bool regather = true;
 };
-/// PyTorch's ColwiseParallel.
+/// Creates the column-wise style; see ColwiseOptions. PyTorch's ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
 /// For an nn::Linear with fewer heads than ranks: the keys or values of grouped-query attention.
@@ -122,7 +122,7 @@ StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 /// would give a rank consecutive features of only one or two parts. A distributed result is
 /// _StridedShard(-1, parts).
 struct FusedColwiseOptions {
-  std::int64_t parts = 0;  ///< set it for an nn::Linear only
+  std::int64_t parts = 0;  ///< number of equal parts; set it for an nn::Linear only
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
   bool regather = true;
@@ -134,13 +134,14 @@ StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 /// the bias is replicated and added after the reduction. For an Embedding, shards the vocabulary:
 /// the weight is Shard(0), and every rank looks up all indices.
 struct RowwiseOptions {
-  std::optional<Placement> input_layouts{};  ///< Shard{-1}: a plain input contains this rank's
-                                             ///< features
-  Placement output_layouts = Replicate{};    ///< Replicate: all-reduce; Shard: reduce-scatter
+  std::optional<Placement> input_layouts{};  ///< default Shard{-1}: a plain input contains this
+                                             ///< rank's features
+  Placement output_layouts = Replicate{};    ///< Replicate: the result is all-reduced; Shard: it is
+                                             ///< reduce-scattered
   bool use_local_output = false;
   std::int64_t heads = 0;  ///< like ColwiseOptions::heads, for the input features of a Linear
 };
-/// PyTorch's RowwiseParallel.
+/// Creates the row-wise style; see RowwiseOptions. PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
 /// For norms and dropout on activations that are sharded along the sequence. Each rank computes its
@@ -149,7 +150,7 @@ struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
 };
-/// PyTorch's SequenceParallel.
+/// Creates the style; see SequenceOptions. PyTorch's SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// Replicates parameters, input and output of a module, without sequence parallelism. Parameters of
@@ -166,7 +167,8 @@ StylePtr replicate_parallel(ReplicateOptions options = {});
 /// or a LayerScale of a container, or a module inside an nn::Hooked. Parameters that `placements`
 /// does not name are replicated. Inputs are not converted. The gradients equal those of one rank.
 struct PlaceOptions {
-  std::vector<std::pair<std::string, Placement>> placements{};  ///< example: {{"weight", Shard{0}}}
+  /// pairs of parameter name and placement, such as {"weight", Shard{0}}
+  std::vector<std::pair<std::string, Placement>> placements{};
 };
 /// Creates the style; see PlaceOptions. parallelize_module throws Error for a name that the module
 /// does not have, and for a module without own parameters. PyTorch's distribute_module with a
@@ -181,7 +183,7 @@ struct PrepareModuleInputOptions {
   bool use_local_output = false;
   bool regather = true;
 };
-/// PyTorch's PrepareModuleInput.
+/// Creates the style; see PrepareModuleInputOptions. PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
 /// Like PrepareModuleInputOptions, for the tensors of the result.
@@ -190,7 +192,7 @@ struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = false;
 };
-/// PyTorch's PrepareModuleOutput.
+/// Creates the style; see PrepareModuleOutputOptions. PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
 /// Combines PrepareModuleInputOptions and PrepareModuleOutputOptions.
@@ -202,7 +204,7 @@ struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = false;
 };
-/// PyTorch's PrepareModuleInputOutput.
+/// Creates the style; see PrepareModuleInputOutputOptions. PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 }  // namespace tessera::tensor_parallel

@@ -130,10 +130,10 @@ class CallKey {
  private:
   // Tags in the low bits distinguish the kinds of words. Specs are aligned to eight bytes, so
   // pointers to them have zeros there; other words have the lowest bit set.
-  static constexpr std::uint64_t kMeta = 2;      ///< added to a pointer: a meta tensor, without
-                                                 ///< data
-  static constexpr std::uint64_t kDetached = 4;  ///< added to a pointer: a view that has its own
-                                                 ///< copy
+  static constexpr std::uint64_t kMeta = 2;      ///< tag added to a spec's pointer for a meta
+                                                 ///< tensor, which has no data
+  static constexpr std::uint64_t kDetached = 4;  ///< tag added to a spec's pointer for a view that
+                                                 ///< has its own copy
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
   static constexpr std::uint64_t kList = 5;
@@ -184,8 +184,8 @@ class CallCache {
   CallKey& key() { return key_; }
 
   struct Lookup {
-    std::uint64_t hash = 0;    ///< of the key
-    CallPlan* plan = nullptr;  ///< nullptr: not found. Valid until the next insert
+    std::uint64_t hash = 0;    ///< hash of the key that was looked up
+    CallPlan* plan = nullptr;  ///< the plan; nullptr: not found. Valid until the next insert
   };
   /// Looks up the key that was built last.
   Lookup look_up() {
@@ -246,7 +246,7 @@ class CallCache {
   // A member instead of a local variable, so that the memory of its words is reused.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
-  std::uint64_t uses_ = 0;  ///< hits plus misses
+  std::uint64_t uses_ = 0;  ///< number of look-ups: hits plus misses
   std::uint64_t misses_ = 0;
 };
 

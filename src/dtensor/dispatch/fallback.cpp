@@ -219,7 +219,7 @@ void execute(PlannedCall& call, CallKind kind) {
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }
-      check_policy(call);  // for the whole call, before its first position is written
+      check_policy(call);  // checks the whole call before its first position is written
       return run_by_position(call);
     case CallKind::kBackwardZeros:
       if (!write_to_backward_zeros(call)) {

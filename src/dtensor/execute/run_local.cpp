@@ -264,7 +264,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
   const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
   if (in_place && impl == nullptr) {
-    return;  // a plain tensor, which libtorch may resize
+    return;  // a plain tensor was written directly; libtorch may even have resized it
   }
   if (!plan.has_rule && written.local.sizes() != spec->sizes) {
     return take_new_sizes(run, *impl, written.local);
@@ -329,7 +329,7 @@ void fill_distributed(const at::Tensor& self, const PlannedCall& call, RandomKey
 
 struct Dropped {
   at::Tensor result;
-  at::Tensor kept;  ///< the mask, as bool
+  at::Tensor kept;  ///< the dropout mask, as bool
 };
 
 /// Draws the dropout mask of the local tensor, by the places of its elements in the whole tensor.
@@ -418,7 +418,7 @@ const void* base_of(const at::Tensor& tensor) {
   return identity_of(viewed_by(tensor));
 }
 
-/// A tensor of a list argument.
+/// A use of a tensor in a list argument.
 struct Use {
   const void* base;
   std::size_t position;

@@ -35,19 +35,19 @@ struct LocalRun {
   bool recorded = false;  ///< autograd records the operator on the local tensors (kRecorded)
   /// The written arguments as the caller passed them, which are returned as results.
   c10::SmallVector<c10::IValue, 2> returned;
-  at::Tensor viewed;  ///< the base, for the results of a view operator
+  at::Tensor viewed;  ///< the base of a view operator's results
 
   /// A tensor whose new value the operator writes to another tensor, or in another layout than the
   /// tensor's own.
   struct Written {
-    at::Tensor original;  ///< as the caller passed it
+    at::Tensor original;  ///< the tensor as the caller passed it
     at::Tensor local;     ///< the tensor that the operator writes to
-    std::size_t input;    ///< its number among the call's tensors
+    std::size_t input;    ///< the tensor's number among the call's tensors
   };
   c10::SmallVector<Written, 2> written;
   std::vector<at::Tensor> written_views;    ///< detached views, whose base must be written as well
   std::vector<at::Tensor> locals;           ///< all local tensors, if a local call uses them
-  c10::Device device = c10::kCPU;           ///< device for random numbers
+  c10::Device device = c10::kCPU;           ///< device on which random numbers are drawn
   std::vector<c10::IValue> view_arguments;  ///< local arguments, with which a view of a
                                             ///< redistributed tensor is taken again
 
@@ -56,7 +56,7 @@ struct LocalRun {
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
-// The steps, in order.
+// The steps of run_local, in order:
 
 /// Replaces the arguments by local tensors, redistributed by the plan. Collective if the plan moves
 /// data.

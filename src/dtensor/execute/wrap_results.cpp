@@ -120,7 +120,8 @@ class ResultWrapper {
     if (!plan_.has_rule) {
       strides = input.spec->strides;
     }
-    run_.view_arguments[viewed] = {};  // releases its copy, which is not needed any more
+    run_.view_arguments[viewed] = {};  // releases the copy of the base, which is not needed any
+                                       // more
     view->replay = std::make_shared<DetachedView::Replay>(DetachedView::Replay{
         plan_.local_call ? plan_.local_call->op : run_.call.op, run_.view_arguments, viewed,
         output_, input.target, std::move(strides)});

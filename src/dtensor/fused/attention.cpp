@@ -473,7 +473,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
 
 /// Queries that are computed together: those of a chunk, or of a document's part in a chunk.
 struct Piece {
-  Range sequences;  ///< range of the batch
+  Range sequences;  ///< range of sequences in the batch
   Range rows;       ///< range of q's tokens
   Range keys;       ///< range of k's tokens; the queries see no other keys
   /// The positions of the queries, relative to the first of `keys`.

@@ -16,8 +16,9 @@ namespace tessera::detail {
 
 /// Which of the keys a query sees.
 struct SeenKeys {
-  bool causal = false;  ///< as many queries as keys; query i sees the keys up to i
-  at::Tensor mask{};    ///< (queries, keys), added to the scores, in their type; undefined: no mask
+  bool causal = false;  ///< causal: as many queries as keys; query i sees the keys up to i
+  at::Tensor mask{};    ///< a term for the scores: (queries, keys), in the scores' type; undefined:
+                        ///< no mask
 };
 
 /// A mask in the format of libtorch's operators: nullopt if undefined.

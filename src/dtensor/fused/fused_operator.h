@@ -112,7 +112,8 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< nullptr: the result is plain
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< spec of each recorded result; nullptr: the
+                                                ///< result is plain
 };
 
 /// The node of an operator whose first result is recomputed, because recomputing it costs less than
@@ -162,11 +163,12 @@ class RecomputableNode : public FusedNode {
 
  private:
   struct Recomputed {
-    int backward = -1;  ///< id of the backward; -1: it has ended
+    int backward = -1;  ///< id of the backward; -1: the backward has ended
     at::Tensor result;
-    variable_list gradients = {};  ///< of the inputs, for `gradient`
-    at::Tensor gradient = {};      ///< of the result; undefined: `gradients` is empty
-    std::uint32_t writes = 0;      ///< version of `gradient` at that time
+    variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
+    at::Tensor gradient = {};      ///< gradient of the result that was used; undefined: `gradients`
+                                   ///< is empty
+    std::uint32_t writes = 0;      ///< version of `gradient` when it was used
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 

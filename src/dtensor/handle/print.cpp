@@ -95,7 +95,7 @@ std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) 
 
 namespace {
 
-using Range = std::pair<std::int64_t, std::int64_t>;  ///< [begin, end)
+using Range = std::pair<std::int64_t, std::int64_t>;  ///< a half-open range [begin, end)
 
 /// The range of a block along `dim`. A vector is shown as a table with one column, so a missing
 /// dimension has one position.

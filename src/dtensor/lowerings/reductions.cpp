@@ -64,7 +64,7 @@ struct ExtremumCall {
 
   const DistributedTensorImpl& impl;
   const TensorSpec& spec;
-  bool flat;  ///< over all dimensions, as if the tensor had one
+  bool flat;  ///< whether all dimensions are reduced, as if the tensor had only one
   bool keepdim;
   Dims dims;
 };
@@ -126,8 +126,8 @@ Results run_both(Arguments arguments) {
 // gathered, and the best of them is the result.
 
 struct Candidates {
-  at::Tensor values;   ///< with this rank's sizes; after gather(): (ranks, results)
-  at::Tensor indices;  ///< global indices
+  at::Tensor values;   ///< best values with this rank's sizes; after gather(): (ranks, results)
+  at::Tensor indices;  ///< global indices of the values
 };
 
 std::optional<double> bytes_of_candidates(const BoundCall& bound) {
@@ -437,7 +437,7 @@ Results run_logsumexp(Arguments arguments) {
 }
 
 struct Moments {
-  at::Tensor mean, variance;  ///< in the arithmetic type, with the reduced dimensions kept
+  at::Tensor mean, variance;  ///< both in the arithmetic type, with the reduced dimensions kept
 };
 
 /// The arguments are (self, dims?, correction?, keepdim). Sums squares of differences from the

@@ -20,27 +20,27 @@ namespace tessera::detail {
 /// A property of an operator that neither its schema nor its sharding rule contains.
 enum class Trait : std::uint8_t {
   // How the operator is run:
-  kRandomInplace,    ///< fills its tensor by global element (run_local.h)
-  kNativeDropout,    ///< drops by global element (run_local.h)
-  kForeach,          ///< takes lists; each position is a separate call
-  kWritesGradients,  ///< gradient formulas write with it (fallback.cpp)
+  kRandomInplace,    ///< a random operator that fills its tensor by global element (run_local.h)
+  kNativeDropout,    ///< dropout that draws by global element (run_local.h)
+  kForeach,          ///< a foreach operator: takes lists; each position is a separate call
+  kWritesGradients,  ///< gradient formulas write to zeros with it (fallback.cpp)
   kNewZeros,         ///< makes the zeros that gradient formulas write to
   kOwnKernel,        ///< has a kernel in src/dtensor/overrides/ instead of a plan
   kHelperTensors,    ///< composed of other operators and of plain tensors that it makes itself
                      ///< (composite_kernels.cpp)
-  // Properties of its arguments and results:
+  // Properties of the operator's arguments and results:
   kViewsMemory,    ///< its storage_offset refers to the memory of its input (views.h)
-  kInfersSize,     ///< takes sizes; one of them may be -1
+  kInfersSize,     ///< takes sizes, one of which may be -1
   kUnsafeView,     ///< its result need not be an alias: an input that cannot be viewed is copied
-  kLeavesMemory,   ///< its result is uninitialised memory
+  kLeavesMemory,   ///< returns uninitialised memory
   kReadsOneValue,  ///< returns one value to the host, so strict scopes permit its reduction, in the
                    ///< lowering if it has one
-  // Numbers that may not be applied to the terms of a sum one by one:
-  kNumberBesideSum,  ///< none: the operator does not multiply the sum by its number
-  kDivides,          ///< zero as well as infinity
+  // Numbers that must not be applied to the terms of a sum one by one:
+  kNumberBesideSum,  ///< no number: the operator does not multiply the sum by its number
+  kDivides,          ///< a divisor: zero as well as infinity
   // When the operator throws:
-  kFailsByMatrix,   ///< for a matrix that it cannot factorise, even without check_errors
-  kFailsByElement,  ///< for an invalid index or value, which may be on one rank only
+  kFailsByMatrix,   ///< may throw for a matrix that it cannot factorise, even without check_errors
+  kFailsByElement,  ///< may throw for an invalid index or value, which may be on one rank only
 };
 
 /// The traits of one operator, from the tables.
@@ -62,7 +62,7 @@ class OperatorTraits {
   RandomFill fill_ = nullptr;
 };
 
-/// A row of the table.
+/// A row of the table of traits.
 struct TraitRow {
   Trait trait;
   /// Operators without "aten::", separated by blanks. "mul_.Tensor" is one overload; "mul_.*" is
@@ -81,34 +81,34 @@ bool covers(std::string_view pattern, std::string_view name);
 /// Properties of an operator for dispatch: its schema, read once, and its entries in the tables.
 struct OperatorInfo {
   enum class ArgumentKind : std::uint8_t {
-    kTensor,              ///< Tensor, Tensor?
-    kTensorList,          ///< Tensor[]
-    kOptionalTensorList,  ///< Tensor?[]
+    kTensor,              ///< schema types Tensor and Tensor?
+    kTensorList,          ///< schema type Tensor[]
+    kOptionalTensorList,  ///< schema type Tensor?[]
     kScalar,              ///< a number that no rule reads; a call's key contains only its type
-    kDType,               ///< ScalarType, ScalarType?
-    kGenerator,           ///< a call's key contains only whether there is one
-    kNumberList,          ///< a call's key contains only the numbers' types
+    kDType,               ///< schema types ScalarType and ScalarType?
+    kGenerator,           ///< a random generator; a call's key contains only whether there is one
+    kNumberList,          ///< a list of numbers; a call's key contains only their types
     kStatic,              ///< any other value; a call's key contains it
   };
   struct Return {
-    bool is_tensor = false;  ///< or a list of tensors
+    bool is_tensor = false;  ///< whether the result is a tensor or a list of tensors
     int written = -1;        ///< the argument that is returned (in-place, out=), or -1
   };
 
   explicit OperatorInfo(const c10::OperatorHandle& op);
 
-  std::string name;  ///< "aten::add.Tensor"; "aten::mm" if there is no overload
+  std::string name;  ///< full name: "aten::add.Tensor"; "aten::mm" if there is no overload
   /// The kind of each argument, in schema order.
   std::vector<ArgumentKind> arguments;
   std::vector<Return> returns;
-  std::vector<int> written;  ///< arguments that the operator writes to
-  int viewed = -1;           ///< the argument that the results are views of, or -1
+  std::vector<int> written;  ///< indices of the arguments that the operator writes to
+  int viewed = -1;           ///< index of the argument that the results are views of, or -1
   // Indices of the arguments with these names, or -1.
   int device = -1;
   int generator = -1;
   int check_errors = -1;    ///< a factorisation throws only if this argument is true
   int stride = -1;          ///< a tensor's stride in memory, not a convolution's
-  int storage_offset = -1;  ///< in the memory of the input, for Trait::kViewsMemory
+  int storage_offset = -1;  ///< offset in the memory of the input, for Trait::kViewsMemory
   bool takes_tensors = false;
   bool decomposes = false;     ///< CompositeImplicitAutograd: composed of other operators
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)
@@ -119,7 +119,8 @@ struct OperatorInfo {
 
   // The entries of the tables for this operator. `rule` is null for an operator without a rule.
   OperatorTraits traits;
-  std::optional<c10::OperatorHandle> functional;  ///< see OperatorTraits::functional
+  std::optional<c10::OperatorHandle> functional;  ///< the functional form: see
+                                                  ///< OperatorTraits::functional
   RuleFunction rule;
 
   bool is_list(std::size_t argument) const {

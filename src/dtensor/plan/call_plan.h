@@ -1,4 +1,4 @@
-// The plan of an operator call.
+// The plan of an operator call: how the dispatcher runs it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -51,28 +51,30 @@ enum class CallKind : std::uint8_t {
 /// call can reuse. plan_call makes it, and a thread's CallCache stores it. The first call adds the
 /// properties that only a kernel determines (Output::spec).
 struct CallPlan {
-  /// One for each defined tensor among the arguments.
+  /// The plan for one tensor argument; one for each defined tensor.
   struct Input {
     TensorSpecPtr spec;          ///< the tensor's own spec (replicated for a plain tensor)
-    LayoutPtr target = nullptr;  ///< the layout to redistribute it to; nullptr: its own
+    LayoutPtr target = nullptr;  ///< the layout to redistribute the tensor to; nullptr: its own
     RedistributionPlanPtr plan;  ///< the redistribution to `target`
     /// If the operator writes a new value that must be copied to the tensor: the layout of the new
     /// value. Otherwise nullptr.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< written although the schema does not declare it: running statistics
-    bool detached = false;  ///< a view that has its own copy (distributed_impl.h)
+    bool detached = false;  ///< whether the tensor is a view that has its own copy
+                            ///< (distributed_impl.h)
     /// For kRecorded: the layout of the gradient that autograd computes for the local tensor.
     LayoutPtr gradient = nullptr;
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
   };
-  /// One for each result; lists are flattened.
+  /// The plan for one result; lists are flattened.
   struct Output {
     LayoutPtr layout = nullptr;
-    std::vector<std::int64_t> sizes;                   ///< negative: set by the first call
-    std::optional<std::vector<std::int64_t>> strides;  ///< set for a view, whose strides are known
+    std::vector<std::int64_t> sizes;                   ///< global sizes; negative ones are set by
+                                                       ///< the first call
+    std::optional<std::vector<std::int64_t>> strides;  ///< strides of a view, which are known
                                                        ///< before the call
-    TensorSpecPtr spec;                                ///< set by the first call
+    TensorSpecPtr spec;                                ///< the result's spec; set by the first call
     bool contiguous = false;  ///< local results are made contiguous, because ranks would not agree
                               ///< on strides
   };
@@ -80,14 +82,15 @@ struct CallPlan {
   struct LocalCall {
     c10::OperatorHandle op;
     std::vector<Argument> arguments;
-    double scale = 1.0;  ///< factor for its results
+    double scale = 1.0;  ///< factor for the local call's results
   };
 
   /// An argument with global sizes, and its local value.
   struct Rewritten {
     int argument;
     c10::IValue value;
-    std::optional<std::vector<std::int64_t>> sizes;  ///< the value, if it is a list
+    std::optional<std::vector<std::int64_t>> sizes;  ///< the value as a list of integers, if it is
+                                                     ///< one
   };
 
   // Read by the steps of a run. `kind` is set last, from all other members.
@@ -101,8 +104,8 @@ struct CallPlan {
   bool takes_plain = false;     ///< has a plain tensor argument that is not a wrapped number
   bool mixes_plain = false;     ///< a plain tensor argument has more than one element
   bool compares_plain = false;  ///< ranks always compare the plain tensors first (TESSERA_DEBUG)
-  std::vector<Input> inputs;    ///< every defined tensor, in schema order
-  std::vector<Output> outputs;  ///< in the order of ShardingRule::outputs
+  std::vector<Input> inputs;    ///< one for every defined tensor argument, in schema order
+  std::vector<Output> outputs;  ///< one for each result, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
   const Lowering* lowering =

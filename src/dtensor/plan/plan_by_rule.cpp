@@ -169,7 +169,7 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-// The outputs.
+// Layouts and strides of the outputs.
 
 /// Views have the strides that they would have on the whole tensor. If the number of results
 /// differs from the rule's outputs, they cannot be matched, and the plan uses the order of the

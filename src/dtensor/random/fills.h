@@ -16,7 +16,7 @@ namespace tessera::detail {
 
 /// The elements for which an at:: operator draws, and the key of its numbers.
 struct RandomTarget {
-  const at::Tensor& local;  ///< plain, not on the meta device
+  const at::Tensor& local;  ///< the tensor to fill; plain, not on the meta device
   const RandomPlace& place;
   RandomKey key;
 };
@@ -31,11 +31,11 @@ void fill_exponential(const RandomTarget& target, std::span<const c10::IValue> a
 void fill_geometric(const RandomTarget& target, std::span<const c10::IValue> arguments);
 void fill_cauchy(const RandomTarget& target, std::span<const c10::IValue> arguments);
 void fill_log_normal(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_: all integers that the type represents exactly.
+/// random_: draws from all integers that the type represents exactly.
 void fill_integers(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_.to: integers from 0 on.
+/// random_.to: draws integers from 0 on.
 void fill_integers_to(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_.from, with or without an end.
+/// random_.from: draws integers from a start, with or without an end.
 void fill_integers_from(const RandomTarget& target, std::span<const c10::IValue> arguments);
 
 /// The end of an error message, after the operator's name.

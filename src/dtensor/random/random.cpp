@@ -198,7 +198,7 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
   }
 }
 
-// The batch.
+// BatchRows: the rows of the batch.
 
 BatchRows::BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes)
     : dims_(std::move(dims)), sizes_(std::move(sizes)) {
@@ -312,7 +312,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
   }
 }
 
-// The region.
+// RandomRegion and BatchPart.
 
 RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                            DeviceMesh replicated_on)

@@ -58,10 +58,10 @@ struct RankState {
   RankState();
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
-  std::atomic<bool> strict;  ///< the value outside of every StrictScope
+  std::atomic<bool> strict;  ///< whether strict outside of every StrictScope
   TransferQueue transfers;
 
-  std::mutex mutex;  ///< protects the members below
+  std::mutex mutex;  ///< protects the members declared after it
   RandomState random;
 };
 
@@ -86,11 +86,11 @@ struct RankThread {
   std::shared_ptr<RankState> rank_of_callback;
 
   bool replicates = false;           ///< value of the innermost ReplicationScope
-  bool makes_meta = false;           ///< inside a MetaFactoryGuard
+  bool makes_meta = false;           ///< whether this thread is inside a MetaFactoryGuard
   const bool checks_calls;           ///< from TESSERA_DEBUG, which is too slow to read at each call
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< value of the innermost RandomSourceScope
-  std::optional<WeakTensor> zeros;   ///< see dispatch/fallback.cpp
+  std::optional<WeakTensor> zeros;   ///< the last zeros made in backward; see dispatch/fallback.cpp
 };
 
 }  // namespace tessera::detail

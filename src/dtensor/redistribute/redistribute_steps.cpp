@@ -429,7 +429,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // equal values reduce to the same value
+      return value;  // equal values reduce to themselves
   }
   fail("internal: unknown reduction");
 }

@@ -27,7 +27,7 @@ std::string fqn_of(DistributedTensorImpl& impl) {
   return parameter_name(tensor_of(impl));
 }
 
-/// "parameter 'a.weight' ", or "a parameter " if it has no name.
+/// The parameter's name for messages: "parameter 'a.weight' ", or "a parameter " if it has no name.
 std::string name_of(DistributedTensorImpl& impl) {
   const std::string name = fqn_of(impl);
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";

@@ -28,7 +28,7 @@ struct DetachedView {
   /// `layout`.
   struct Replay {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< of the operator, with local tensors
+    std::vector<c10::IValue> arguments;  ///< the operator's arguments, with local tensors
     std::size_t base;                    ///< index of the base in `arguments`
     std::size_t result;                  ///< index of the view among the results, with lists
                                          ///< flattened
@@ -43,7 +43,7 @@ struct DetachedView {
     /// nullopt if the base is an inference tensor, which has no version counter; then it must not
     /// be written.
     std::optional<std::uint32_t> version;
-    bool written = false;  ///< written by a view, whose own version bump adds one
+    bool written = false;  ///< whether a view was written, whose own version bump then adds one
   };
 
   at::Tensor base;

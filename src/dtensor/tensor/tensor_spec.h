@@ -26,8 +26,8 @@ struct Geometry : ShapeGeometry {
 /// cache compares pointers.
 struct TensorSpec {
   ShardingSpec sharding;
-  std::vector<std::int64_t> sizes;    ///< global
-  std::vector<std::int64_t> strides;  ///< global
+  std::vector<std::int64_t> sizes;    ///< global sizes
+  std::vector<std::int64_t> strides;  ///< global strides
   c10::ScalarType dtype;
   Geometry geometry = {};  ///< set by intern_spec
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
@@ -72,7 +72,7 @@ void check_partials(const Layout& layout, c10::ScalarType type, std::string_view
 
 /// The placements as text, or the layout if placements cannot express it. For messages.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);
-/// "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]", for messages.
+/// A spec as text for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
 std::string describe(const TensorSpec& spec);
 
 }  // namespace tessera::detail

@@ -16,7 +16,7 @@ struct AdamWPiece {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   std::int64_t stride = 0;
-  std::int64_t place = 0;  ///< of the first element, in the whole tensor
+  std::int64_t place = 0;  ///< place of the first element in the whole tensor
   std::uint64_t stream = 0;
 
   TESSERA_HOST_DEVICE std::int64_t numel() const { return rows * size; }
@@ -25,7 +25,7 @@ struct AdamWPiece {
 struct AdamW {
   Chunked<AdamWPiece, 44, 16384> list;
   const double* lr = nullptr;
-  const double* gradient_factor = nullptr;  ///< null: 1
+  const double* gradient_factor = nullptr;  ///< factor of the gradients; null: 1
   double beta1 = 0;
   double beta2 = 0;
   double eps = 0;

@@ -11,7 +11,7 @@ namespace tessera::kernels {
 /// Rows of logits, with this rank's columns of the vocabulary.
 struct Logits {
   const void* data = nullptr;
-  std::int64_t stride = 0;  ///< from one row to the next
+  std::int64_t stride = 0;  ///< distance between rows, in elements
   const std::int64_t* targets = nullptr;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -42,7 +42,7 @@ enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses 
 struct CrossEntropy {
   CrossEntropyStep step = CrossEntropyStep::kWhole;
   Logits logits;
-  float* maximum = nullptr;      ///< (rows), over this rank's columns
+  float* maximum = nullptr;      ///< (rows): the maximum over this rank's columns
   float* all_maximum = nullptr;  ///< (rows), initially a copy of `maximum`, for the all-reduce
   /// (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's logit, and for label
   /// smoothing the sum of x - reference(maximum). After kRelative, all are relative to the maximum
@@ -57,7 +57,7 @@ struct CrossEntropyBackward {
   const double* log_sum_exp = nullptr;
   const float* of_row = nullptr;  ///< gradient of each row's loss; null: 1
   std::int64_t of_row_stride = 1;
-  void* gradient = nullptr;  ///< may be the logits
+  void* gradient = nullptr;  ///< the logits' gradient; may be the logits' memory
   std::int64_t gradient_stride = 0;
 };
 
@@ -109,8 +109,8 @@ TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const 
 /// The results of one pass over a row.
 struct RowSums {
   float maximum = kNoMaximum;
-  float sum = 0;    ///< of exp(x - reference(maximum))
-  float total = 0;  ///< of x - pivot, for label smoothing
+  float sum = 0;    ///< sum of exp(x - reference(maximum))
+  float total = 0;  ///< sum of x - pivot, for label smoothing
 
   /// Adds N elements. A NaN shows in the sum, not in the maximum.
   template <int N>
@@ -222,7 +222,7 @@ struct TwoFloats {
 TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   const auto high = static_cast<float>(x);
   const auto rest = static_cast<float>(x - high);
-  return {high, rest == rest ? rest : 0.0F};  // an infinity has no remainder
+  return {high, rest == rest ? rest : 0.0F};  // an infinity has no remainder, so 0
 }
 
 /// The factor of a row's softmax, and the numbers that are subtracted at the target and at every

@@ -26,7 +26,7 @@ struct Embedding {
 /// block for long, and the same indices give the same bits.
 struct EmbeddingBackward {
   const void* grad = nullptr;               ///< (count, size)
-  const std::int64_t* indices = nullptr;    ///< sorted
+  const std::int64_t* indices = nullptr;    ///< the indices in sorted order
   const std::int64_t* positions = nullptr;  ///< position of each sorted index among the unsorted
                                             ///< ones
   std::int64_t count = 0;
@@ -106,7 +106,7 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
-  constexpr int kAtOnce = 4;  // reads in flight
+  constexpr int kAtOnce = 4;  // number of reads in flight
   const std::int64_t begin = tile * kTileSlots;
   const std::int64_t end = begin + kTileSlots < p.count ? begin + kTileSlots : p.count;
   float* const from_before = p.partial + tile * 2 * p.size + i;

@@ -16,7 +16,7 @@ struct NormPiece {
 
 struct SquareSums {
   Chunked<NormPiece, 200, 65536> list;
-  double* sums = nullptr;  ///< one for each chunk
+  double* sums = nullptr;  ///< one sum for each chunk
 };
 
 /// Sums of chunks for the three kinds of tensors, one after another (GradTerms): tensors that this
@@ -32,9 +32,9 @@ struct SumKinds {
 
 /// Computes the norm and the clip factor from sums that were added over the ranks.
 struct ClipNorm {
-  const double* sums = nullptr;  ///< SumKinds::out
+  const double* sums = nullptr;  ///< the result in SumKinds::out, added over the ranks
   double max_norm = 0;
-  double* norm_and_factor = nullptr;  ///< (2)
+  double* norm_and_factor = nullptr;  ///< (2): the norm and the clip factor
   float* norm = nullptr;              ///< the norm, rounded to fp32
 };
 

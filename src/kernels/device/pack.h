@@ -53,8 +53,8 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
-  constexpr int kWide = kVectorBytes / sizeof(To);  // so that each write of a warp fills whole
-                                                    // memory segments
+  constexpr int kWide = kVectorBytes / sizeof(To);  // vectors of this width make each write of a
+                                                    // warp fill whole memory segments
   const Chunk chunk = chunk_of(call.list, number);
   const PackPiece& piece = call.list.pieces[chunk.piece];
   if (has_vectors<From, To, kWide>(piece)) {

@@ -12,7 +12,7 @@ namespace tessera::kernels {
 /// is 1.
 struct QuantizeFp8 {
   const void* x = nullptr;
-  const float* factors = nullptr;  ///< (columns), factors of x; null for ones
+  const float* factors = nullptr;  ///< factors of x's columns: (columns); null for ones
   std::int64_t row_stride = 0;
   std::int64_t column_stride = 0;
   std::int64_t rows = 0;

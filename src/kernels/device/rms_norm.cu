@@ -11,7 +11,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;  // shared memory that every ker
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;  // a thread of a warp has more elements of a row
+  constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;  // more vectors at once for a warp, whose
+                                                    // threads have more elements of a row
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
        row += gridDim.x * kTeams) {

@@ -11,7 +11,7 @@ namespace tessera::kernels {
 /// Dense rows of `size` elements.
 struct RmsNorm {
   const void* x = nullptr;
-  const void* residual = nullptr;  ///< added to x first; null: nothing
+  const void* residual = nullptr;  ///< tensor that is added to x first; null: nothing is added
   const void* weight = nullptr;    ///< (size), or null for ones
   bool weight_is_float = false;    ///< the weight is fp32; otherwise it has the type of x
   std::int64_t rows = 0;
@@ -19,11 +19,12 @@ struct RmsNorm {
   float eps = 0;
   void* sum = nullptr;  ///< x + residual, rounded, which is normalised; unused without a residual
   void* out = nullptr;
-  float* rstd = nullptr;  ///< (rows), for backward
+  float* rstd = nullptr;  ///< (rows): 1 / rms of each row, for backward
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< without result; x is the tensor that was normalised
+  RmsNorm forward;  ///< the inputs of the forward, without a result; x is the tensor that was
+                    ///< normalised
   const void* grad = nullptr;
   /// Added to the gradient of x after that was rounded; null: nothing.
   const void* sum_grad = nullptr;

@@ -19,8 +19,9 @@ struct SiluMul {
 };
 
 struct SiluMulBackward {
-  SiluMul forward;             ///< its result is recomputed if the pointer is not null
-  const void* grad = nullptr;  ///< dense
+  SiluMul forward;             ///< inputs of the forward; its result is recomputed if the pointer
+                               ///< is not null
+  const void* grad = nullptr;  ///< the gradient of the result, dense
   void* gate_grad = nullptr;
   void* up_grad = nullptr;
   std::int64_t gate_grad_stride = 0;  ///< distance between rows, as for an input

@@ -36,7 +36,8 @@ using Vector = Words<kVectorBytes>;
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
-  static constexpr int kCount = N * sizeof(T) / kBytes;  // 0 for one element of 2 bytes
+  static constexpr int kCount = N * sizeof(T) / kBytes;  // number of accesses; 0 for one element of
+                                                         // 2 bytes
   using Words = kernels::Words<kBytes>;
 };
 
@@ -109,13 +110,13 @@ TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::in
   }
 }
 
-/// Stores to global memory.
+/// Stores N values to global memory.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64_t n) {
   store_by(to, values, n, [](const auto& words, auto* at) { write_global(words, at); });
 }
 
-/// Stores to any memory, including a block's shared memory.
+/// Stores N values to any memory, including a block's shared memory.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline void store_anywhere(T* to, const Floats<N>& values, std::int64_t n) {
   store_by(to, values, n, [](const auto& words, auto* at) { *at = words; });

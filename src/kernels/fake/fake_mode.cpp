@@ -89,7 +89,8 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  const auto each = [&](std::size_t i) {  // a single number applies to all dimensions
+  const auto each = [&](std::size_t i) {  // returns one number for each spatial dimension; a single
+                                          // number applies to all
     Sizes numbers = arguments[i].toIntVector();
     numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
     return numbers;
@@ -205,7 +206,7 @@ std::vector<at::Tensor> as_second(Arguments arguments) {
 }
 
 struct Named {
-  std::string_view name;  ///< including the overload
+  std::string_view name;  ///< the operator's name, including the overload
   Rule rule;
 };
 constexpr std::array kRules{

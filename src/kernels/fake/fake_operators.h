@@ -18,9 +18,9 @@ enum class FakeKind : std::uint8_t {
   kThrough,  ///< unchanged: it is composed of other operators, or reads only sizes
   kInPlace,  ///< not run: it only writes to its arguments
   kOut,      ///< its out= arguments are resized
-  kMeta,     ///< on the meta device
-  kOwnRule,  ///< by make_fake_results()
-  kItem,     ///< the value of a single-element tensor, which is 1
+  kMeta,     ///< run on the meta device to find the results' sizes
+  kOwnRule,  ///< has a rule in make_fake_results()
+  kItem,     ///< returns the value of a single-element tensor, which is 1
   kUnknown,
 };
 /// The kind of an operator; determined once for each operator.

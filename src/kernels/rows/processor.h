@@ -9,7 +9,7 @@ namespace tessera::kernels {
 
 // Properties of the processor, determined once.
 
-/// Whether it has the AVX-512 extensions of x86-64-v4.
+/// Whether the processor has the AVX-512 extensions of x86-64-v4.
 inline bool has_avx512() {
 #ifdef __x86_64__
   static const bool has =
@@ -21,7 +21,7 @@ inline bool has_avx512() {
 #endif
 }
 
-/// Whether it is an AMD processor.
+/// Whether the processor is made by AMD.
 inline bool is_amd() {
 #ifdef __x86_64__
   static const bool is = __builtin_cpu_is("amd") != 0;

@@ -9,7 +9,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-using Bf16 = std::uint16_t;  ///< the bits of a bfloat16
+using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 
 /// Kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
 template <class T>

@@ -18,7 +18,7 @@ namespace tessera::detail {
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// `first_element`: the index of x's first element in the global tensor that one mask covers.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
-/// weight: undefined for ones.
+/// RMSNorm of x. An undefined `weight` stands for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// The norm of x + residual, and x + residual itself.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,

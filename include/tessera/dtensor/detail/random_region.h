@@ -39,7 +39,7 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
 
 /// The call of a random operator.
 struct RandomCall {
-  std::string_view name;  ///< for messages
+  std::string_view name;  ///< the operator's name, for messages
   at::Tensor tensor;      ///< the tensor that is filled, or that dropout is applied to; plain or
                           ///< distributed
   /// The model's tensor from which the result has its sizes; undefined: the result was made from
@@ -72,7 +72,7 @@ class BatchRows {
  private:
   bool begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const;
 
-  std::int64_t index_ = -1;  ///< < 0: derived from the rows
+  std::int64_t index_ = -1;  ///< index of this rank's part; < 0: derived from the rows
   std::vector<DeviceMesh> dims_;
   std::int64_t ranks_ = 1;
   std::optional<std::vector<std::int64_t>> sizes_;

@@ -1,4 +1,4 @@
-// Comparisons and common decisions of the ranks.
+// Comparisons between ranks, and decisions that ranks make together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,8 +37,8 @@ inline bool is_replicated_on(const Layout& layout, int mesh_dim) {
 
 /// This rank's copy of a tensor that all peers have.
 struct Replica {
-  std::string name;  ///< for messages: "parameter 'norm.weight'"
-  at::Tensor local;  ///< plain; undefined: this rank has no copy
+  std::string name;  ///< the tensor's name for messages: "parameter 'norm.weight'"
+  at::Tensor local;  ///< a plain tensor; undefined if this rank has no copy
 };
 
 /// How copies are compared.

@@ -15,13 +15,14 @@ namespace tessera::kernels {
 struct AdamWTensors {
   at::Tensor parameter;   ///< fp32
   at::Tensor gradient;    ///< fp32; not changed
-  at::Tensor exp_avg;     ///< fp32 or bf16
-  at::Tensor exp_avg_sq;  ///< same type as exp_avg
+  at::Tensor exp_avg;     ///< first moment, fp32 or bf16
+  at::Tensor exp_avg_sq;  ///< second moment, same type as exp_avg
   at::Tensor step;        ///< 0-d fp32: the number of this step, from 1
   /// For bf16 moments: the place of the elements in the whole tensor, and the stream of random
   /// numbers for stochastic rounding.
   GlobalPlace place = {};
-  std::vector<std::int64_t> local_sizes = {};  ///< the sizes that `place` views the tensors with
+  std::vector<std::int64_t> local_sizes = {};  ///< sizes to which the tensors are reshaped for
+                                               ///< `place`
   std::uint64_t stream = 0;
 };
 
@@ -31,8 +32,8 @@ struct AdamWNumbers {
   double beta2 = 0;
   double eps = 0;
   double weight_decay = 0;
-  std::uint64_t seed = 0;  ///< for the random numbers
-  at::Tensor lr = {};      ///< 0-d fp64, on the device of the tensors
+  std::uint64_t seed = 0;  ///< seed of the random numbers for rounding
+  at::Tensor lr = {};      ///< learning rate: 0-d fp64, on the device of the tensors
   /// Like lr: 0-d fp64, on the device of the tensors. Undefined: the gradients are not multiplied.
   at::Tensor gradient_factor = {};
 };

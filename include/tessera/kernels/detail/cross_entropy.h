@@ -28,7 +28,7 @@ struct LossRows {
   RowLossOptions options{};
 };
 
-/// (rows) each.
+/// The results for each row: (rows).
 struct RowLosses {
   at::Tensor losses;  ///< in loss_type(); 0 if the target is ignored
   /// Over all columns. In fp64, because differences to large logits must keep their precision.
@@ -39,7 +39,7 @@ RowLosses empty_losses(const at::Tensor& logits);
 
 /// The contribution of one rank's columns to the losses of a split vocabulary.
 struct RowTerms {
-  at::Tensor maximum;      ///< (rows)
+  at::Tensor maximum;      ///< (rows): the maximum over this rank's columns
   at::Tensor all_maximum;  ///< (rows): a copy of `maximum`, to be reduced over the ranks
   /// (2 or 3, rows): the sum of exponentials, the target's logit, and with label smoothing the sum
   /// of the logits.

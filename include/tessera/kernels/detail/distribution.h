@@ -12,7 +12,7 @@ namespace tessera::kernels {
 // function. They give the same bits on host and device. One random number makes one value, so an
 // element's value does not depend on earlier elements.
 
-/// Uniform in (from, from + width).
+/// The uniform distribution on (from, from + width).
 struct Uniform {
   double from;
   double width;

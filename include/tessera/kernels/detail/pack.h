@@ -33,9 +33,9 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& copies, c10::Device device);
 
 struct NormAndFactor {
-  at::Tensor norm;     ///< 0-d fp64
+  at::Tensor norm;     ///< the norm, 0-d fp64
   at::Tensor factor;   ///< 0-d fp64: min(1, max_norm / (norm + 1e-6))
-  at::Tensor rounded;  ///< the norm, 0-d fp32
+  at::Tensor rounded;  ///< the norm rounded to fp32, 0-d
 };
 /// The norm and the clip factor, from the result of squares_on_cuda(), summed over the ranks. One
 /// launch.

@@ -17,7 +17,7 @@ namespace tessera::kernels {
 /// on `first_element` plus its row-major index in the global tensor.
 struct GlobalPlace {
   std::vector<Box> boxes;
-  std::vector<std::int64_t> sizes;  ///< global
+  std::vector<std::int64_t> sizes;  ///< sizes of the global tensor
   std::int64_t first_element = 0;
 
   /// The place of a plain tensor, which contains all elements.

@@ -56,7 +56,8 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
   const torch::nn::Module& adopted_module() const override { return *module_; }
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;  ///< its tensor members are bound to the slots
+  std::shared_ptr<torch::nn::Module> module_;  ///< the wrapped module; its tensor members are bound
+                                               ///< to the slots
 };
 
 /// Builds the AdoptedModule objects. A module that is registered at several places gets one object.

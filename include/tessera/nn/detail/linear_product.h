@@ -25,7 +25,7 @@ class LinearProducts {
 
 /// Creates a LinearProducts object for one x.
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
-/// LinearProducts for linear_product().
+/// Creates the LinearProducts implementation that computes linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
 
 /// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for

@@ -25,8 +25,8 @@ struct Origins {
   struct Origin {
     std::int64_t number = 0;                           ///< identifies the origin; never 0
     tessera::detail::TensorIdentity tensor = nullptr;  ///< the tensor that was split or filled
-    std::uint64_t version = 0;                         ///< version of `tensor` at that time; a
-                                                       ///< later write changes it
+    std::uint64_t version = 0;                         ///< version of `tensor` when the origin was
+                                                       ///< recorded; a later write changes it
   };
   std::unordered_map<const ParameterSlot*, Origin> of;
 };
