@@ -19,7 +19,7 @@ def seconds_of(call, repetitions):
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1e3)
-    # The fake CUDA takes no time.
+    # The fake CUDA takes no time, so the result is at least 1 ns.
     return max(min(times), 1e-9)
 
 
@@ -65,7 +65,7 @@ def parse():
     options.bytes = 1 << 20 if options.small else 4 << 30
     options.batch, options.tokens = (1, 128) if options.small else (4, 4096)
     options.widths = (64,) if options.small else (64, 128)
-    # The cube, and those of the 1B model's blocks and head.
+    # A cubic product, and the products in the blocks and the head of the 1B model.
     shapes = [(8192, 8192, 8192), (32768, 8192, 2048), (32768, 2048, 8192), (32768, 2048, 2048), (4096, 128256, 2048)]
     options.products = [(128, 128, 128)] if options.small else shapes
     return options

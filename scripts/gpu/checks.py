@@ -57,7 +57,7 @@ def parity(context):
     context.add("parity", "bf16 to fp32", worst(in_bf16, on_gpu), "relative", ok=worst(in_bf16, on_gpu) < 3e-2)
 
 
-# What several ranks do: its name, flags and how many ranks.
+# The checks on several ranks: name, flags and number of ranks.
 KINDS_OF_RANKS = [("FSDP", "--dp 2", 2), ("TP", "--tp 2", 2), ("2-D", "--dp 2 --tp 2", 4),
                   ("context parallelism", "--cp 2", 2), ("HSDP", "--dp 2 --dp-replicate 2", 4), ("activation checkpointing", "--dp 2 --tp 2 --ac full", 4),
                   ("offload", "--dp 2 --offload", 2)]

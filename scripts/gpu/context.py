@@ -38,7 +38,7 @@ class Context:
     def environment(self):
         environment = dict(os.environ)
         if self.rehearse:
-            # One device, which several ranks share as they do there.
+            # One device shared by several ranks, as in the real checks.
             environment |= {"LD_PRELOAD": str(FAKE), "TESSERA_FAKE_CUDA_DEVICES": "1"}
         return environment
 
@@ -78,12 +78,13 @@ def check(done, what):
     if done.returncode == 0:
         return
     said = f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
-    # As libtorch and PyTorch say it.
+    # The message of libtorch and PyTorch.
     kind = OutOfMemory if "out of memory" in f"{done.stdout}{done.stderr}" else RuntimeError
     raise kind(f"{what}: exit code {done.returncode}\n{said}")
 
 
-# Ranks that NCCL takes for ones of separate hosts, which may share a card, and that speak by the loopback.
+# Makes NCCL treat ranks as if each were on its own host, so that they may share a GPU; they
+# communicate over the loopback interface.
 SEVERAL_HOSTS = {"NCCL_MNNVL_ENABLE": "0", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 HOST_EACH = ["sh", "-c", 'NCCL_HOSTID=rank$RANK exec "$0" "$@"']
 

@@ -34,7 +34,7 @@ class Shape:
         return f"{self.model} B={self.batch} T={self.seq} ac={self.ac}"
 
 
-# The one whose figures are wanted most comes first.
+# The most important shape is first.
 SHAPES = [Shape("1b", 4, 4096), Shape("1b", 8, 4096), Shape("1b", 8, 4096, "selective"), Shape("1b", 8, 4096, "full"),
           Shape("3b", 2, 4096), Shape("3b", 4, 4096, "selective"), Shape("8b-4-layers", 4, 4096),
           Shape("8b-4-layers", 4, 4096, "selective")]
@@ -106,7 +106,7 @@ def power_and_clock():
         yield readings
         process.terminate()
         for line in process.stdout.read().splitlines():
-            with contextlib.suppress(ValueError):  # the last one may be cut off
+            with contextlib.suppress(ValueError):  # the last line may be incomplete
                 power, clock = map(float, line.split(","))
                 readings.append((power, clock))
 
@@ -121,7 +121,8 @@ def train(context, shape):
             context.add("train", shape.name(), "out of memory")
             return
     add_medians(context, "train", shape, rows[warm:])
-    # The last third is of steps: loading and the first steps come before.
+    # The last third of the readings is from steps; earlier readings include loading and the first
+    # steps.
     for figures, unit in zip(zip(*readings[-len(readings) // 3:]), ("W", "MHz")):
         context.add("train", shape.name(), statistics.median(figures), unit)
 
@@ -168,7 +169,8 @@ def copy_ceiling(context):
 def kernels(context):
     """The fused kernels beside ATen's operators: medians, and of them the share that they reach of the
     speed of a copy."""
-    # 16384 tokens, so that no cache holds what a kernel takes; 1 ms is counted of the 20 calls of an iteration.
+    # 16384 tokens, so that the operands do not fit into a cache. Each of the 20 calls of an
+    # iteration is measured for 1 ms.
     flags = ["64", "--benchmark_min_time=1e-9"] if context.rehearse else ["16384", "--benchmark_min_time=0.001"]
     done = subprocess.run([HERE / "bin" / "bench_kernels", "cuda", *flags, "--benchmark_format=json"],
                           env=for_programs(context), stdout=subprocess.PIPE, text=True, check=True)
