@@ -42,7 +42,7 @@ namespace {
 using namespace tessera;
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kWidth = 2048;  // 16 MiB per matrix
+constexpr std::int64_t kWidth = 2048;  // a matrix has 16 MiB
 constexpr std::int64_t kMib = 1 << 20;
 constexpr int kRepetitions = 5;
 

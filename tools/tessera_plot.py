@@ -272,7 +272,7 @@ def run_page(path, sample):
 
 # ---- A plan, and a search.
 KINDS = ["parameters", "optimizer", "gradients", "gathered parameters", "gradients on the way", "activations", "temporary"]
-ON_HOST = KINDS[:3]  # with FSDP offloading
+ON_HOST = KINDS[:3]  # memory kinds that are on the host with FSDP offloading
 PHASES = {"forward": "p0", "backward": "p1", "update": "p5", "all_gather": "p3", "reduce_scatter": "p2", "all_reduce": "p4", "waiting": "bad"}
 
 def memory_picture(plan, kind):

@@ -52,7 +52,7 @@ struct Degrees {
 struct Trial {
   std::filesystem::path config;
   std::string ac;
-  std::int64_t batch = 0;  ///< over all ranks
+  std::int64_t batch = 0;  ///< batch size over all ranks
   std::int64_t seq = 0;
   Degrees mesh{};
 
@@ -70,18 +70,18 @@ std::vector<Trial> trials_of(const BenchOptions& options);
 /// these steps. Fractions of the peak are in per cent; nullopt if unknown.
 struct Figures {
   double step_time_s = 0;
-  double tokens_per_s = 0;             ///< over all ranks
+  double tokens_per_s = 0;             ///< tokens per second over all ranks
   std::optional<double> peak_flops{};  ///< FLOP/s of one rank
   std::optional<double> mfu{};         ///< torchtitan: 6 (N - N_embedding) + 12 L H Q T per token
   std::optional<double> mfu_causal{};  ///< mfu with causal attention counted half
   std::optional<double> hfu{};         ///< all products that are computed, including recomputation
-  std::optional<std::int64_t> active_bytes{};  ///< rank 0's maximum in a step
+  std::optional<std::int64_t> active_bytes{};  ///< rank 0's peak memory in a step
   std::int64_t reserved_bytes = 0;
 };
 
 /// The same step on PyTorch.
 struct PeerFigures {
-  std::string name;  ///< "eager" or "compiled"
+  std::string name;  ///< how PyTorch ran: "eager" or "compiled"
   double step_time_s = 0, tokens_per_s = 0;
   std::string error{};  ///< why there are no figures; "" if there are
 };
@@ -90,7 +90,7 @@ struct PeerFigures {
 struct Result {
   Trial trial;
   Figures figures{};
-  std::vector<PeerFigures> peers{};  ///< only with --peer
+  std::vector<PeerFigures> peers{};  ///< PyTorch's figures; only with --peer
   std::string error{};               ///< why there are no figures; "" if there are
 };
 

@@ -24,7 +24,7 @@ MADE_HERE = ".experiments-run"  # marks a run's folder as created by this script
 @dataclasses.dataclass
 class Job:
     name: str
-    flags: dict  # including the seed
+    flags: dict  # the program's flags, including the seed
     ranks: int
     flipped: int = 0  # if > 0: the seed of the bit flips with which the run starts
     bit: int = 0  # index of the flipped mantissa bit; 0 is the last

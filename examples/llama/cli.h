@@ -74,16 +74,16 @@ void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternativ
 
 /// A flag of a program after parsing, given or not.
 struct ResolvedFlag {
-  std::string name;                   ///< without dashes
-  std::string section;                ///< in a configuration file: the option's group
-  std::vector<std::string> values{};  ///< empty: not given, and without a default
+  std::string name;                   ///< the flag's name without dashes
+  std::string section;                ///< the flag's group, its section in a configuration file
+  std::vector<std::string> values{};  ///< the flag's values; empty: not given, and no default
   std::string note{};                 ///< why a configuration file omits the flag; "": it does not
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };
 
 /// A flag that a configuration file must omit, and the reason.
 struct LeftOut {
-  std::string name;  ///< without dashes
+  std::string name;  ///< the flag's name without dashes
   std::string note;
 };
 

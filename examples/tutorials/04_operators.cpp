@@ -79,7 +79,7 @@ void register_scaled_product() {
                     {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
                     {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}},
                 },
-                [](const OpCall& call) {  // global sizes of the results
+                [](const OpCall& call) {  // returns the global sizes of the results
                   return std::vector<std::vector<std::int64_t>>{
                       {call.tensor(0).size(0), call.tensor(1).size(1)}};
                 });

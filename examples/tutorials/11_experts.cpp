@@ -22,7 +22,7 @@
 
 using namespace tessera;
 
-constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // kRows: over all ranks
+constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // kRows counts the rows of all ranks
 
 // [experts]
 /// One MLP per expert. A row is routed to the two experts with the largest router weights.

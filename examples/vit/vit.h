@@ -23,15 +23,15 @@ using namespace tessera;
 
 /// The sizes of a model, with the names used in config.json.
 struct Config {
-  std::int64_t image_size = 32;  ///< height and width, in pixels
+  std::int64_t image_size = 32;  ///< height and width of an image, in pixels
   std::int64_t channels = 3;
-  std::int64_t patch_size = 4;  ///< must divide image_size
-  std::int64_t dim = 64;        ///< features of a token
+  std::int64_t patch_size = 4;  ///< height and width of a patch; must divide image_size
+  std::int64_t dim = 64;        ///< number of features of a token
   std::int64_t depth = 4;       ///< number of blocks
-  std::int64_t heads = 4;       ///< must divide dim
+  std::int64_t heads = 4;       ///< attention heads; must divide dim
   std::int64_t mlp_dim = 256;
   std::int64_t classes = 10;
-  double dropout = 0.1;  ///< of the embeddings, and of the outputs of attention and MLP
+  double dropout = 0.1;  ///< dropout of the embeddings, and of the outputs of attention and MLP
 
   std::int64_t patches() const { return (image_size / patch_size) * (image_size / patch_size); }
 };
@@ -85,7 +85,7 @@ struct Attention : nn::Module<Attention> {
         proj(*this, "proj", c.dim, c.dim) {}
   at::Tensor forward(const at::Tensor& x) {
     std::vector<at::Tensor> parts = qkv(x).chunk(3, -1);
-    for (at::Tensor& part : parts) {  // (batch, tokens, heads, dim / heads)
+    for (at::Tensor& part : parts) {  // to (batch, tokens, heads, dim / heads)
       part = part.unflatten(-1, {heads, part.size(-1) / heads});
     }
     const at::Tensor mixed =

@@ -84,7 +84,7 @@ class ExportFolder {
   std::filesystem::path folder_;
   std::string config_json_;
   std::vector<std::string> names_;
-  std::vector<SafetensorsWriter> writers_;  ///< in the order of `names_`
+  std::vector<SafetensorsWriter> writers_;  ///< one writer per name in `names_`, in the same order
   std::map<std::string, std::size_t> shard_of_;
   std::int64_t total_bytes_ = 0;
 };

@@ -54,8 +54,9 @@ struct Manifest {
   std::vector<FileRecord> files = {};
   std::map<std::string, ManifestTensor> tensors = {};
   nlohmann::json entries = nlohmann::json::object();
-  nlohmann::json stateful = nlohmann::json::object();     ///< states by name
-  nlohmann::json rank_states = nlohmann::json::object();  ///< by name, a list of all ranks' states
+  nlohmann::json stateful = nlohmann::json::object();  ///< states of Stateful objects, by name
+  /// States of RankState objects: by name, a list with each rank's state.
+  nlohmann::json rank_states = nlohmann::json::object();
   /// By FQN, the number of calls of each nn::Dropout.
   nlohmann::json dropout_calls = nlohmann::json::object();
 };

@@ -95,11 +95,11 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 /// A tensor of a checkpoint, and the state tensor that it stores completely or partly. The parts of
 /// a fused parameter are stored separately, so that models with and without fusion can load them.
 struct StateEntry {
-  nn::SlotPtr slot;          ///< of the parameter, also for its optimizer state
+  nn::SlotPtr slot;          ///< the parameter's slot, also for its optimizer state
   bool is_parameter = true;  ///< false: optimizer state; true: a parameter or a buffer
   at::Tensor tensor;
-  StoredTensor stored;             ///< under the first name
-  std::vector<std::string> names;  ///< several for tied parameters
+  StoredTensor stored;             ///< how files store the entry, under its first name
+  std::vector<std::string> names;  ///< the entry's names; several for tied parameters
 };
 
 /// The list is equal on every rank if the ranks have the same state. Throws Error for optimizer

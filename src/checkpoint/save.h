@@ -21,7 +21,7 @@ struct PreparedSave {
   StepFolder folder;
   int keep = 0;
   Manifest manifest;             ///< without the sizes and checksums of the files
-  std::vector<ShardFile> files;  ///< of this rank
+  std::vector<ShardFile> files;  ///< the files that this rank writes
 };
 
 /// Checks and plans a save, and writes nothing. Collective over `hosts`. Throws Error as save()

@@ -21,8 +21,8 @@ namespace {
 
 /// The ranks that have the same part of a tensor, and the part's coordinate on the tensor's mesh.
 struct Holders {
-  std::vector<std::int64_t> coordinate;  ///< empty for a plain tensor
-  std::vector<int> ranks;                ///< world ranks, ascending
+  std::vector<std::int64_t> coordinate;  ///< the part's mesh coordinate; empty for a plain tensor
+  std::vector<int> ranks;                ///< world ranks with the part, ascending
 };
 
 using Coordinate = std::vector<std::int64_t>;

@@ -32,7 +32,7 @@ struct PlannedChunk {
 };
 
 struct SavePlan {
-  std::vector<PlannedChunk> chunks;  ///< in the order of the entries
+  std::vector<PlannedChunk> chunks;  ///< all ranks' chunks, in the order of the entries
   int files = 1;                     ///< the maximum number of files per rank
 
   /// "shard-00000-model-00001-of-00002.safetensors".

@@ -36,10 +36,10 @@ namespace tessera::checkpoint {
 
 /// A tensor of a model or an optimizer, and its names in a state dict.
 struct StateItem {
-  nn::SlotPtr slot;  ///< of the parameter, also for its optimizer state
+  nn::SlotPtr slot;  ///< the parameter's slot, also for its optimizer state
   at::Tensor tensor;
-  std::vector<std::string> names;  ///< several for tied parameters
-  bool is_left_out = false;        ///< whether the options exclude it
+  std::vector<std::string> names;  ///< the item's names; several for tied parameters
+  bool is_left_out = false;        ///< whether the options exclude the item
 };
 
 /// The list is equal on every rank if the ranks have the same model.

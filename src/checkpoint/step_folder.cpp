@@ -112,7 +112,7 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
     return manifest;
   } catch (const detail::ReadError&) {
     if (lacks_manifest(folder)) {
-      return std::nullopt;  // removed in the meantime
+      return std::nullopt;  // the step was removed in the meantime
     }
     throw;
   } catch (const Error& problem) {
@@ -244,7 +244,7 @@ void StepFolder::withdraw() const {
 void StepFolder::discard() const noexcept {
   try {
     remove_step(path_);
-  } catch (const std::exception&) {  // errors are ignored: see the header
+  } catch (const std::exception&) {  // errors are ignored, as the header documents
   }
 }
 

@@ -106,7 +106,7 @@ class StoredStep {
   std::filesystem::path folder_;
   Manifest manifest_;
   std::map<std::string, std::string> stored_names_;
-  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< by file
+  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< requested tensors by file
 };
 
 }  // namespace tessera::checkpoint

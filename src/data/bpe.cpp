@@ -71,7 +71,7 @@ class MergeTable {
 struct CachedWord {
   std::array<TokenId, 8> tokens{};
   std::array<char, 30> word{};
-  std::uint8_t bytes = 0;  ///< 0: empty
+  std::uint8_t bytes = 0;  ///< length of the word; 0: the entry is empty
   std::uint8_t count = 0;
 
   bool holds(std::string_view other) const {
@@ -281,7 +281,7 @@ class Bpe {
   /// Sets the tokens of a word before merging. Unknown tokens and byte-fallback tokens are in the
   /// order of the `tokenizers` package.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
-    bool unknown = false;  // an unknown token is pending
+    bool unknown = false;  // whether an unknown token is pending
     while (!word.empty()) {
       const std::string_view character =
           word.substr(0, model_.byte_level ? 1 : first_character(word).bytes);
@@ -326,7 +326,7 @@ class Bpe {
   BpeModel model_;
   MergeTable merges_;
   std::array<std::optional<TokenId>, 256> bytes_;     ///< tokens of bytes, or of ASCII characters
-  std::array<std::optional<TokenId>, 256> fallback_;  ///< tokens <0xHH>
+  std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
   bool divisible_ = false;                            ///< words may be cut before space symbols
   std::unordered_set<std::string> before_mark_;  ///< characters before a space symbol in a token
 };
@@ -423,9 +423,9 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   BpeTokenizerParts parts_;
-  AddedTokens raw_;            ///< found in the original text
-  AddedTokens normalized_;     ///< found in the normalized text
-  std::vector<bool> special_;  ///< by id
+  AddedTokens raw_;            ///< added tokens to find in the original text
+  AddedTokens normalized_;     ///< added tokens to find in the normalized text
+  std::vector<bool> special_;  ///< whether a token id is special
   Bpe bpe_;
   /// One Workspace per concurrently encoding thread. A later call reuses the cache of an earlier
   /// one.

@@ -34,7 +34,7 @@ using Vocabulary = std::unordered_map<std::string, TokenId, TextHash, std::equal
 
 /// A byte-pair model. The defaults are those of the tiktoken format.
 struct BpeModel {
-  Vocabulary vocabulary;  ///< raw bytes if byte_level, else UTF-8
+  Vocabulary vocabulary;  ///< token texts: raw bytes if byte_level, else UTF-8
   std::vector<Merge> merges;
   bool byte_level = true;      ///< words are split into bytes; else into characters
   bool byte_fallback = false;  ///< characters without a token become tokens <0xHH>
@@ -52,7 +52,8 @@ struct BpeTokenizerParts {
   PreTokenizers pre_tokenizers;
   BpeModel model;
   Decoders decoders;
-  std::vector<std::string> texts;  ///< by id, before the decoders; "" for an id without a token
+  std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for an id without
+                                   ///< a token
   bool joined_by_spaces = false;   ///< how texts are joined if there are no decoders
   std::vector<std::int64_t> begin_tokens;
   std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown

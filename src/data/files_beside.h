@@ -13,8 +13,8 @@ namespace tessera::data {
 
 /// A token in a file next to the tokenizer.
 struct NamedToken {
-  std::optional<TokenId> id;  ///< nullopt: the id of its text, or the next id
-  AddedToken token;           ///< its id is not set
+  std::optional<TokenId> id;  ///< nullopt: the id of its text, or the next free id
+  AddedToken token;           ///< the token; AddedToken::id is not set
 };
 
 /// The contents of tokenizer_config.json; if it has no "added_tokens_decoder", also those of

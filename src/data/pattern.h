@@ -31,7 +31,7 @@ class Pattern {
     void operator()(pcre2_real_code_8* code) const;
   };
 
-  std::string expression_;  ///< as given, for messages
+  std::string expression_;  ///< the expression as given, for messages
   std::string literal_;     ///< if not empty, matched instead of the expression
   std::unique_ptr<pcre2_real_code_8, Free> code_;
 };

@@ -17,8 +17,8 @@ class PieceModel {
   virtual ~PieceModel() = default;
   virtual int size() const = 0;
   virtual int id_of_unknown() const = 0;
-  virtual int id_of_begin() const = 0;  ///< -1: none
-  virtual int id_of_end() const = 0;    ///< -1: none
+  virtual int id_of_begin() const = 0;  ///< -1: the model has no begin token
+  virtual int id_of_end() const = 0;    ///< -1: the model has no end token
   virtual std::string piece(int id) const = 0;
   /// Returns the id of a piece, or the id of the unknown token if there is no such piece.
   virtual int id(const std::string& piece) const = 0;

@@ -230,8 +230,8 @@ class PromptCompletions final : public SampleSource {
 
   std::int64_t sequence_;
   PromptOptions options_;
-  std::vector<std::uint32_t> tokens_;  ///< of all samples, concatenated
-  std::vector<bool> learned_;          ///< which of these tokens are targets
+  std::vector<std::uint32_t> tokens_;  ///< tokens of all samples, concatenated
+  std::vector<bool> learned_;          ///< whether each token in tokens_ is a target
   std::vector<std::size_t> begins_;    ///< where each sample begins in tokens_
 };
 

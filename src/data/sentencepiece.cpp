@@ -232,7 +232,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   bool prefix_ = true;                  ///< the first part gets a leading space
   AddedTokens added_;
   std::set<std::int64_t> special_;           ///< tokens that decode to nothing
-  std::map<std::string, std::int64_t> ids_;  ///< of the tokens in added_
+  std::map<std::string, std::int64_t> ids_;  ///< ids of the tokens in added_, by text
   std::vector<std::string> behind_;          ///< texts of tokens with ids above the model's
   std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;

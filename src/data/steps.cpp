@@ -243,7 +243,7 @@ std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {
 }
 
 void check_growth(std::size_t from, std::size_t to) {
-  constexpr std::size_t kMaxGrowth = 32;  // U+FDFA normalized twice
+  constexpr std::size_t kMaxGrowth = 32;  // reached by U+FDFA normalized twice
   constexpr std::size_t kFree = 1000;
   TESSERA_CHECK(to <= kFree + kMaxGrowth * from, "the tokenizer makes of a text of ", from,
                 " bytes one of more than ", kMaxGrowth,
@@ -373,7 +373,7 @@ class BehaviorSplitter {
 
   SplitBehavior behavior_;
   Give give_;
-  std::size_t begin_ = 0;  ///< of the last piece, which may still grow
+  std::size_t begin_ = 0;  ///< start of the last piece, which may still grow
   std::size_t end_ = 0;
   bool match_ = false;  ///< whether the piece's last part is a match
 };

@@ -71,11 +71,11 @@ inline constexpr std::size_t kMaxAddedTokenBytes = 1000;
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool single_word = false;  ///< not inside a word
-  bool lstrip = false;       ///< includes the white space before it
-  bool rstrip = false;       ///< includes the white space after it
-  bool normalized = false;   ///< searched in the normalized text
-  bool special = false;      ///< decodes to nothing
+  bool single_word = false;  ///< the token does not match inside a word
+  bool lstrip = false;       ///< the token includes the white space before it
+  bool rstrip = false;       ///< the token includes the white space after it
+  bool normalized = false;   ///< the token is searched in the normalized text
+  bool special = false;      ///< the token decodes to nothing
 };
 /// Reads everything except the id. `special`: the value if the object does not specify it.
 AddedToken added_token_of(const JsonField& field, bool special);
@@ -131,7 +131,7 @@ Decoders read_decoders(const JsonField& field);
 /// A part of a text that is tokenized separately.
 struct Piece {
   std::string_view text;
-  bool first = false;  ///< at the beginning of the whole text
+  bool first = false;  ///< whether the piece is at the beginning of the whole text
 };
 using OnPiece = c10::function_ref<void(Piece)>;
 

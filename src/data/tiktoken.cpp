@@ -24,8 +24,8 @@ struct TiktokenModelParts {
   const char* name;
   std::size_t ranks;  ///< number of tokens in the file
   const char* pattern;
-  std::vector<std::string> (*special_tokens)();  ///< in the order of their ids, which follow the
-                                                 ///< file's tokens
+  std::vector<std::string> (*special_tokens)();  ///< special tokens in the order of their ids,
+                                                 ///< which follow the file's tokens
 };
 
 constexpr const char* kLlama3Pattern =

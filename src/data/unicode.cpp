@@ -14,7 +14,7 @@ namespace {
 /// The size of a character according to its first byte, and the range of its second byte, which
 /// excludes overlong forms, surrogates and code points above U+10FFFF.
 struct Lead {
-  std::size_t bytes = 0;  ///< 0: not a first byte
+  std::size_t bytes = 0;  ///< bytes of the character; 0: not a first byte
   unsigned char low = 0x80;
   unsigned char high = 0xbf;
 };

@@ -37,8 +37,8 @@ std::string printable(std::string_view text);
 
 /// A Unicode normalization form (UAX #15).
 struct NormalizationForm {
-  bool compatible = false;  ///< NFKC, NFKD
-  bool composed = false;    ///< NFC, NFKC
+  bool compatible = false;  ///< compatibility form: NFKC or NFKD
+  bool composed = false;    ///< composed form: NFC or NFKC
 };
 /// Normalizes valid UTF-8 in linear time.
 std::string normalized(std::string_view text, NormalizationForm form);

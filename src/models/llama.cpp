@@ -194,7 +194,7 @@ at::Tensor KvCache::mask(c10::Device device) const {
 
 /// The inputs that all blocks of one forward call share.
 struct Context : nn::AttentionInputs {
-  KvCache* cache = nullptr;  ///< only in generation
+  KvCache* cache = nullptr;  ///< the cache; set only in generation
 };
 
 /// The parts of a model that a Context is made from.
@@ -211,7 +211,7 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
 /// The positions of tokens within documents, and the documents; with nullptr, they are derived from
 /// the positions.
 struct InDocuments {
-  const at::Tensor& positions;  ///< (batch, sequence)
+  const at::Tensor& positions;  ///< positions (batch, sequence)
   const nn::DocumentsPtr& documents;
 };
 /// The context of tokens in documents. Throws Error for a cache, and for sizes that differ.

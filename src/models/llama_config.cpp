@@ -23,10 +23,10 @@ constexpr std::int64_t kMaxLayers = 10'000;
 struct Architecture {
   const char* type;
   const char* class_name;
-  bool query_key_value_bias;  ///< always has these biases
+  bool query_key_value_bias;  ///< whether the model always has these biases
   bool query_key_norm;
-  bool begins_texts;                      ///< tokenizers put bos_token_id before a text
-  bool has_attention_bias, has_mlp_bias;  ///< these biases exist if config.json says so
+  bool begins_texts;                      ///< whether tokenizers put bos_token_id before a text
+  bool has_attention_bias, has_mlp_bias;  ///< whether these biases exist if config.json says so
 };
 constexpr std::array<Architecture, 4> kArchitectures{{
     {"llama", "LlamaForCausalLM", false, false, true, true, true},

@@ -149,7 +149,7 @@ void MemoryLog::note(const TensorBlock& block) {
   if (block.freed) {
     const auto known = blocks_.find(block.number);
     if (known == blocks_.end()) {
-      return;  // allocated by an earlier rank
+      return;  // the block was allocated by an earlier rank
     }
     known->second.ended = phases_;
     live_blocks_.erase(known->second.data);
@@ -315,8 +315,8 @@ std::atomic<std::uint64_t> allocations = 0;
 /// Information that is needed when a block is freed.
 struct Counted {
   TensorBlock block;
-  c10::DataPtr memory;             ///< from libtorch's allocator
-  std::size_t reserved_bytes = 0;  ///< of memory reserved from the system instead
+  c10::DataPtr memory;             ///< the block, if it is from libtorch's allocator
+  std::size_t reserved_bytes = 0;  ///< bytes, if the block was reserved from the system instead
 };
 
 /// By address, because libtorch's raw deallocation passes only the address.

@@ -50,7 +50,7 @@ void for_each_record(const std::filesystem::path& path, std::int64_t last, const
     try {
       const json record = json::parse(line);
       if (record.at("step").get<std::int64_t>() > last) {
-        return;  // these steps will be repeated
+        return;  // these steps and later ones will be repeated
       }
       visit(line, record);
     } catch (const json::exception& error) {
@@ -178,8 +178,8 @@ namespace {
 /// Vendor data-sheet values for dense products, in TFLOP/s.
 struct Peak {
   std::vector<std::string_view> words;  ///< all must occur in the device's name
-  double half;                          ///< bf16 and fp16
-  double fp32;                          ///< NVIDIA: without TF32; AMD: matrix cores
+  double half;                          ///< TFLOP/s in bf16 and fp16
+  double fp32;  ///< TFLOP/s in fp32; NVIDIA: without TF32; AMD: matrix cores
 };
 
 /// More specific names come first. PCIe and NVL boards have a lower clock rate than SXM boards. An

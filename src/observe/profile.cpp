@@ -79,7 +79,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   };
   struct Call {
     std::string module;
-    std::optional<std::size_t> made;  ///< nullopt: a recomputation
+    std::optional<std::size_t> made;  ///< nullopt: the call is a recomputation
   };
 
   void enter(const std::string& name) {
@@ -133,7 +133,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     }
   }
 
-  std::vector<std::unique_ptr<at::RecordFunction>> open_;  ///< innermost last
+  std::vector<std::unique_ptr<at::RecordFunction>> open_;  ///< open profiler ranges, innermost last
   std::uint64_t thread_;                                   ///< the thread that runs forward
   std::vector<Made> made_;  ///< all forwards of the profile, in order
   std::optional<std::size_t> innermost_;

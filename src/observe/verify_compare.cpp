@@ -46,7 +46,7 @@ at::Tensor as_doubles(const at::Tensor& tensor) {
 /// The element in which two tensors of equal sizes differ most; the first one if there are several.
 struct Farthest {
   double distance = 0;     ///< infinity if exactly one of the values is NaN or infinite
-  std::int64_t index = 0;  ///< in row-major order
+  std::int64_t index = 0;  ///< the element's index in row-major order
   double value = 0, expected = 0;
 };
 
@@ -144,7 +144,7 @@ struct Pair {
   SeenTensor of;  ///< identifies the tensor; its value is not used
   at::Tensor on_mesh, one_rank;
   double noise = 0;
-  std::string layout{};   ///< on the mesh, for messages
+  std::string layout{};   ///< the tensor's layout on the mesh, for messages
   std::string missing{};  ///< why one run lacks the tensor
 };
 
@@ -418,21 +418,21 @@ class PairingRanks {
 
 /// How one tensor of this rank on the mesh differs from the one-rank tensor.
 struct Finding {
-  std::string name, fqn, caller;  ///< as in SeenTensor
+  std::string name, fqn, caller;  ///< the tensor's identity, as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
-  std::string layout;               ///< on the mesh; or why there is nothing to compare
-  std::vector<std::int64_t> at{};   ///< the element that differs most
+  std::string layout;  ///< the tensor's layout on the mesh; or why there is nothing to compare
+  std::vector<std::int64_t> at{};   ///< index of the element that differs most
   std::string value{}, expected{};  ///< this element on the mesh and on one rank
-  double distance = 0;              ///< infinity: the tensors can't be compared
-  double largest = 0;               ///< largest value of the one-rank tensor
-  double epsilon = 0;               ///< of the less precise type
-  double noise = 0;                 ///< how far rounding moves the one-rank tensor
+  double distance = 0;  ///< distance of that element; infinity: the tensors can't be compared
+  double largest = 0;   ///< largest value of the one-rank tensor
+  double epsilon = 0;   ///< rounding unit of the less precise type
+  double noise = 0;     ///< how far rounding moves the one-rank tensor
 };
 
 /// The findings of all ranks on tensors of one kind.
 struct Together {
-  std::vector<VerifyDifference> differences;  ///< in the order of rank 0
+  std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0
   double largest = 0;   ///< largest allowed difference found, relative to the largest value
   std::string cause{};  ///< where to look for the first difference
 };
@@ -465,7 +465,7 @@ Finding from_json(const nlohmann::json& json) {
 
 /// The findings of all ranks on one tensor.
 struct OfRanks {
-  std::vector<std::pair<int, Finding>> findings;  ///< with the world rank
+  std::vector<std::pair<int, Finding>> findings;  ///< pairs of world rank and finding
 
   const Finding& first() const { return findings.front().second; }
   /// The maximum of a field over all ranks.

@@ -20,7 +20,7 @@ namespace tessera::observe {
 /// A tensor of a run on this rank, detached from autograd; distributed or plain as in the run.
 struct SeenTensor {
   std::string name;  ///< "output of 'layers.0.norm', call 2"; equal in each run
-  std::string fqn;   ///< of the module or parameter
+  std::string fqn;   ///< FQN of the module or parameter
   at::Tensor value;
   std::string caller{};   ///< FQN of the module that called `fqn`
   int call = 0;           ///< index of the call in the run, from 1; 0: none
@@ -32,7 +32,8 @@ struct SeenTensor {
 struct SeenRun {
   /// Inputs when a call begins, outputs when it ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
-  std::vector<SeenTensor> gradients;  ///< in the order of backward; empty without a backward
+  std::vector<SeenTensor> gradients;  ///< gradients in the order of backward; empty without a
+                                      ///< backward
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
   std::int64_t rows = 0;              ///< dimension 0 of the first tensor passed to the module
 };
@@ -55,7 +56,8 @@ void change_last_places(nn::ModuleBase& reference, std::uint64_t draw);
 /// The random-operator counts of a rank's module: of its Dropouts, and of at:: operators.
 struct DrawCounts {
   RandomState state;
-  std::vector<std::pair<std::string, std::uint64_t>> dropouts;  ///< by FQN
+  /// Call counts of the Dropouts, by FQN.
+  std::vector<std::pair<std::string, std::uint64_t>> dropouts;
 };
 DrawCounts draw_counts(const nn::ModuleBase& module);
 /// Restores the counts, each increased by `ahead`.

@@ -76,7 +76,7 @@ class Submesh {
     }
   }
 
-  std::vector<Coordinate> weights_;  ///< by dimension, then by the root's dimension
+  std::vector<Coordinate> weights_;  ///< indexed by dimension, then by the root's dimension
 };
 
 /// A parameter with a layout on a submesh.

@@ -35,7 +35,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
-constexpr auto kTermTime = 1000ms;   ///< from SIGTERM to SIGKILL after a failure
+constexpr auto kTermTime = 1000ms;   ///< time from SIGTERM to SIGKILL after a failure
 constexpr auto kSignalPoll = 100ms;  ///< interval of checks whether a rank already handles a signal
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< longer lines are split
@@ -83,7 +83,7 @@ struct Source {
   int fd = -1;
   Sink* sink = nullptr;
   std::string prefix = {};
-  std::string line = {};  ///< the part after the last newline
+  std::string line = {};  ///< incomplete line: the part after the last newline
 
   void read_available(std::size_t full = kFull) {
     for (char buffer[16 << 10]; fd >= 0 && sink->pending.size() < full;) {
@@ -116,7 +116,7 @@ struct Rank {
   pid_t pid = -1;
   Source out, err;
   std::vector<int> signals = {};   ///< not yet delivered, because the rank does not handle them yet
-  std::optional<int> status = {};  ///< from waitpid()
+  std::optional<int> status = {};  ///< the rank's exit status from waitpid()
 
   bool stopped() const { return status && *status == W_EXITCODE(kStoppedExitCode, 0); }
   bool failed() const { return status && *status != 0 && !stopped(); }
@@ -358,7 +358,8 @@ class Job {
     return any_stopped && !any_failed               ? kStoppedExitCode
            : stop_signal_ != 0                      ? 128 + stop_signal_
            : !failed_.empty()                       ? failed_.front()->exit_code()
-           : out_.error != 0 && out_.error != EPIPE ? 1  // for example, a full disk
+           : out_.error != 0 && out_.error != EPIPE ? 1  // an output failed, for example because of
+                                                         // a full disk
                                                     : 0;
   }
 
@@ -376,7 +377,7 @@ class Job {
 
   const int nproc_;
   const std::chrono::milliseconds grace_;
-  std::string folder_;  ///< for the flight records
+  std::string folder_;  ///< folder of the flight records
   bool is_temporary_;   ///< whether the folder is removed at the end
   char** const program_;
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
@@ -424,7 +425,7 @@ int run(int argc, char** argv) {
                   given[name], " is not a number from ", least, " to ", most);
     return value;
   };
-  number("--timeout", 0.001, 1e6);  // also a limit within the ranks
+  number("--timeout", 0.001, 1e6);  // --timeout is also a limit within the ranks
   number("--watchdog", 0, 1e6);
   for (const auto& [name, variable] :
        {std::pair("--timeout", "TESSERA_TIMEOUT"), std::pair("--watchdog", "TESSERA_WATCHDOG"),

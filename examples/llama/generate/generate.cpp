@@ -354,7 +354,7 @@ struct Batch {
 
   std::int64_t longest = 0, tokens_in_all = 0;
   std::vector<std::int64_t> padding;
-  at::Tensor tokens;  ///< (texts, longest prompt)
+  at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
 };
 
 Batch::Batch(const std::vector<Tokens>& prompts) {

@@ -160,7 +160,7 @@ class PromptEncoder {
 
 /// The time that a generation took.
 struct GenerationTimes {
-  std::int64_t prompt_tokens = 0;  ///< of all prompts
+  std::int64_t prompt_tokens = 0;  ///< tokens of all prompts
   double prompt_s = 0;             ///< until the first token of each text
   std::int64_t tokens = 0;         ///< tokens after the first token of each text
   double decoding_s = 0;
@@ -182,7 +182,7 @@ GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
 
 /// The windows in which a text is read for its perplexity.
 struct TextWindows {
-  std::int64_t size = 0, stride = 0;  ///< in tokens
+  std::int64_t size = 0, stride = 0;  ///< size and stride of a window, in tokens
 };
 
 /// The windows of --seq and --stride, or the defaults for this model. Throws tessera::Error for

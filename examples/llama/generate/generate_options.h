@@ -14,11 +14,11 @@ namespace llama {
 /// `transformers`.
 struct SamplingOptions {
   std::int64_t max_tokens = 200;
-  double temperature = 0.8;  ///< 0: greedy
-  std::int64_t top_k = 0;    ///< 0: all tokens
+  double temperature = 0.8;  ///< 0: greedy sampling
+  std::int64_t top_k = 0;    ///< 0: top-k is off
   double top_p = 1.0;
-  double min_p = 0;               ///< 0: all tokens
-  double repetition_penalty = 1;  ///< 1: none
+  double min_p = 0;               ///< 0: min-p is off
+  double repetition_penalty = 1;  ///< 1: no penalty
   std::uint64_t seed = 0;
 };
 
@@ -30,8 +30,8 @@ struct GenerateOptions {
   bool json = false;
   SamplingOptions sampling;
 
-  std::string perplexity;            ///< a text file; "": generate
-  std::int64_t seq = 0, stride = 0;  ///< 0: not given
+  std::string perplexity;            ///< a text file whose perplexity is printed; "": generate
+  std::int64_t seq = 0, stride = 0;  ///< 0: the flag is not given
 
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;

@@ -38,9 +38,9 @@ tessera::planning::RunPlan plan_llama(const TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
 /// The collectives of one kind that a module causes in a step.
 struct ModuleTraffic {
-  std::string module;  ///< "model.layers.*.mlp": all layers together; "": outside the model
+  std::string module;  ///< "model.layers.*.mlp" means all layers together; "": outside the model
   bool backward = false;
-  std::string group, collective;  ///< "tp", "all_gather"
+  std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
   tessera::comm::Traffic traffic;
 };
 /// The collectives of rank 0 in the run's second step, in the step's order.
@@ -171,7 +171,7 @@ class TrafficByModule {
 
   comm::TrafficCounter& counter_;
   comm::TrafficTable last_;
-  std::vector<std::string> running_;     ///< modules in forward, innermost last
+  std::vector<std::string> running_;     ///< modules whose forward is running, innermost last
   std::optional<std::string> backward_;  ///< the module whose output's gradient arrived last
   std::vector<ModuleTraffic> modules_;
 };

@@ -30,7 +30,7 @@ std::unique_ptr<ByteStream> open_stream(const std::string& path);
 /// Where a piece begins.
 struct PiecePlace {
   std::size_t file = 0;      ///< index of the file
-  std::uint64_t offset = 0;  ///< in the decompressed contents of the file
+  std::uint64_t offset = 0;  ///< offset in the decompressed contents of the file
   std::uint64_t line = 1;    ///< line number in a JSONL file
 };
 

@@ -19,7 +19,7 @@ namespace llama {
 struct PieceEncoder {
   tessera::data::TokenizerPtr tokenizer;
   std::vector<std::int64_t> begin, end;  ///< tokens before and after each document
-  std::vector<std::string> files;        ///< for messages
+  std::vector<std::string> files;        ///< file names for messages
   std::string field;                     ///< the field with the text in JSONL objects
 
   /// Returns the tokens of a piece; none for a document without text. Throws Error, with file and

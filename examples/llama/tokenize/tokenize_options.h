@@ -9,7 +9,7 @@ namespace llama {
 /// The flags of llama_tokenize; see llama_tokenize --help.
 struct TokenizeOptions {
   std::string tokenizer, out;
-  std::vector<std::string> files;  ///< paths or globs
+  std::vector<std::string> files;  ///< input files: paths or globs
   bool jsonl = false;
   std::string field = "text";
   bool bos = false, eos = true;

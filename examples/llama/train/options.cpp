@@ -31,8 +31,8 @@ using Check = std::function<void(CLI::Option&)>;
 
 /// The runs that use a flag. A flag that is given for another run is an error.
 struct Use {
-  bool (*when)(const O&) = nullptr;  ///< nullptr: all runs
-  const char* where = "";            ///< for the message
+  bool (*when)(const O&) = nullptr;  ///< nullptr: all runs use the flag
+  const char* where = "";            ///< which runs use the flag, for the message
 };
 
 enum class Form {
@@ -46,7 +46,7 @@ enum class Form {
 struct Flag {
   const char* name;
   Member member;
-  const char* value;     ///< in --help: "FILE"; "": a switch
+  const char* value;     ///< the value's placeholder in --help: "FILE"; "": a switch
   const char* standard;  ///< the default in words, "": none
   const char* help;
   Check check{};
@@ -57,7 +57,7 @@ struct Flag {
 };
 
 struct Section {
-  const char* name;  ///< torchtitan's name
+  const char* name;  ///< the section's name, as in torchtitan
   std::vector<Flag> flags;
 };
 

@@ -22,16 +22,16 @@ struct TrainOptions {
   std::string model, config, tokenizer;
   std::uint64_t seed = 0;
 
-  std::vector<std::string> tokens;  ///< globs
-  std::vector<double> weights;      ///< empty, or one per glob
-  std::vector<std::string> jsonl;   ///< globs
+  std::vector<std::string> tokens;  ///< globs of token shards
+  std::vector<double> weights;      ///< weights of the sources: empty, or one per glob
+  std::vector<std::string> jsonl;   ///< globs of JSONL files
   std::vector<std::string> text, eval_text;
-  std::vector<std::string> eval_tokens;  ///< globs
+  std::vector<std::string> eval_tokens;  ///< globs of held-out token shards
   std::string prompt_field = "prompt", completion_field = "completion";
   bool truncate = false;
   std::optional<std::uint64_t> shuffle;
   bool document_mask = false;
-  std::optional<std::int64_t> eos_token;  ///< ends documents and completions
+  std::optional<std::int64_t> eos_token;  ///< the token that ends documents and completions
 
   std::int64_t steps = 10, batch = 4, seq = 128, accumulate = 1;
 
@@ -40,7 +40,7 @@ struct TrainOptions {
   std::optional<std::int64_t> loss_chunks;  ///< not given: chosen by the size of the logits
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
-  std::vector<double> betas{0.9, 0.95};  // usual for language models
+  std::vector<double> betas{0.9, 0.95};  // the usual values for language models
   double eps = 1e-8;
   std::string moment_dtype = "fp32";
   double momentum = 0.95;
@@ -51,7 +51,7 @@ struct TrainOptions {
   double decay_ratio = 0.2;
 
   std::vector<std::string> freeze;
-  std::int64_t lora_rank = 0;  ///< 0: no adapters
+  std::int64_t lora_rank = 0;  ///< 0: the model gets no adapters
   std::optional<double> lora_alpha;
   double lora_dropout = 0;
   std::vector<std::string> lora_targets;
@@ -70,18 +70,18 @@ struct TrainOptions {
   bool allow_math_attention = false, deterministic = false;
 
   std::string checkpoint, initial_load;
-  std::int64_t checkpoint_every = 0;  ///< 0: at the end only
+  std::int64_t checkpoint_every = 0;  ///< steps between saves; 0: save at the end only
   std::string resume;                 ///< "": a new run; "newest" or "auto"
-  std::int64_t resume_step = -1;      ///< -1: not given
+  std::int64_t resume_step = -1;      ///< -1: the flag is not given
   bool async = true;
-  int keep = 0;                      ///< 0: all
-  std::vector<std::string> exclude;  ///< "optimizer", "data"
+  int keep = 0;                      ///< number of steps to retain; 0: all
+  std::vector<std::string> exclude;  ///< parts that are not loaded: "optimizer", "data"
 
   std::string metrics, save_hf, save_hf_dtype;
   std::string profile, profile_steps;
   bool verify = false;
   std::int64_t log_every = 10;
-  std::int64_t eval_every = 0;  ///< 0: at the end only
+  std::int64_t eval_every = 0;  ///< steps between evaluations; 0: evaluate at the end only
   std::string output_dir, tensorboard;
   std::string peak_flops;  ///< FLOP/s of a rank's device; "measure"; "": data-sheet value
 

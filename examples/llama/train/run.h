@@ -87,12 +87,13 @@ std::optional<tessera::checkpoint::FilesBesideWeights> files_beside_weights(
 
 /// The tokens of a run, in batches.
 struct TrainingData {
-  tessera::data::TokenizerPtr tokenizer;                     ///< nullptr without text
+  tessera::data::TokenizerPtr tokenizer;                     ///< nullptr if the run reads no text
   std::shared_ptr<const tessera::data::BatchLoader> loader;  ///< nullptr with --steps 0
   tessera::data::TokenSourcePtr eval_text;  ///< tokens of --eval-text, whose bytes are counted
   std::shared_ptr<const tessera::data::BatchLoader>
       eval_loader;  ///< nullptr without --eval-text or --eval-tokens
-  nlohmann::json samples = nlohmann::json::object();  ///< how files are cut into samples
+  nlohmann::json samples = nlohmann::json::object();  ///< the settings by which files are cut into
+                                                      ///< samples
 };
 
 /// Throws tessera::Error for data that can't be read or don't fit the model.
@@ -135,8 +136,8 @@ struct LlamaRun {
   TrainOptions options;
   tessera::comm::WorldPtr world;
   tessera::DeviceMesh mesh;
-  tessera::DeviceMesh batch_ranks;  ///< 1-D: the ranks with different sequences
-  tessera::DeviceMesh data_ranks;   ///< 1-D: the ranks with different tokens
+  tessera::DeviceMesh batch_ranks;  ///< 1-D mesh of the ranks with different sequences
+  tessera::DeviceMesh data_ranks;   ///< 1-D mesh of the ranks with different tokens
   Config config;
   TrainingData data;
   std::vector<tessera::data::RowRange> rows;  ///< this rank's rows of each batch, by micro-batch

@@ -23,10 +23,10 @@ namespace tessera::checkpoint {
 
 /// The header entry of one tensor in a safetensors file.
 struct TensorEntry {
-  std::string dtype_name;  ///< as in the file: "F32", "BF16", ...
+  std::string dtype_name;  ///< the type's name in the file: "F32", "BF16", ...
   c10::ScalarType dtype;   ///< Undefined for formats that libtorch lacks (F4, F6_*)
   std::vector<std::int64_t> sizes;
-  std::uint64_t offset = 0;  ///< of the tensor's first byte, from the start of the file
+  std::uint64_t offset = 0;  ///< offset of the tensor's first byte from the start of the file
   std::uint64_t bytes = 0;
 };
 

@@ -48,8 +48,9 @@ struct StateDictOptions {
 
 /// The names that differ between a state dict and the module or optimizer.
 struct IncompatibleKeys {
-  std::vector<std::string> missing;     ///< in the module or optimizer, not in the state dict
-  std::vector<std::string> unexpected;  ///< in the state dict, not in the module or optimizer
+  std::vector<std::string> missing;  ///< names in the module or optimizer that the state dict lacks
+  std::vector<std::string> unexpected;  ///< names in the state dict that the module or optimizer
+                                        ///< lacks
 };
 
 /// Returns the parameters and persistent buffers. Shards share the model's memory unless

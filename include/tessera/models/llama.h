@@ -86,8 +86,8 @@ namespace tessera::models {
 struct HeadLoss {
   at::Tensor targets;  ///< (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
-  at::Tensor positions{};        ///< within documents, as in Llama::forward()
-  nn::DocumentsPtr documents{};  ///< as in Llama::forward()
+  at::Tensor positions{};        ///< positions within documents, as in Llama::forward()
+  nn::DocumentsPtr documents{};  ///< the documents, as in Llama::forward()
 };
 
 /// A decoder with Hugging Face's parameter names, which are used to load and export weights:

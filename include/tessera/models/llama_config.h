@@ -31,10 +31,11 @@ struct RopeScaling {
   /// The context length of pretraining. kDynamic scales beyond it; kLlama3 and kYarn count
   /// rotations within it.
   std::int64_t original_positions = 0;
-  double low_freq_factor = 1, high_freq_factor = 4;  ///< of kLlama3
-  double beta_fast = 32, beta_slow = 1;  ///< of kYarn: rotation counts that bound the ramp
-  bool truncate = true;         ///< of kYarn: whether the ramp's bounds are rounded to integers
-  double attention_factor = 1;  ///< of kYarn: multiplies cos and sin
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: rotation counts that bound the
+                                                     ///< ramp
+  double beta_fast = 32, beta_slow = 1;              ///< kYarn: rotation counts that bound the ramp
+  bool truncate = true;         ///< kYarn: whether the ramp's bounds are rounded to integers
+  double attention_factor = 1;  ///< kYarn: factor on cos and sin
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -69,13 +70,14 @@ struct LlamaConfig {
   std::int64_t head_dim = 0;
   double rms_norm_eps = 1e-6;
   Rope rope;
-  std::int64_t max_positions = 0;  ///< of the model, with or without scaling; 0: unknown
+  std::int64_t max_positions = 0;  ///< the model's context length, with or without scaling; 0:
+                                   ///< unknown
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
   bool query_key_value_bias = false;
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  double attention_dropout = 0;  ///< in training; not implemented
+  double attention_dropout = 0;  ///< attention dropout in training; not implemented
   bool begins_texts = true;      ///< a text begins with the model's bos_token_id
   bool query_key_norm = false;   ///< RMSNorm of each head's queries and keys
   /// Number of positions that a query attends to, including its own; 0: all.

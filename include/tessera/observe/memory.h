@@ -51,10 +51,10 @@ enum class MemoryKind : std::uint8_t {
   kParameters,   ///< allocated in setup: this rank's shards, and buffers
   kOptimizer,    ///< allocated in the first update and not freed
   kGradients,    ///< allocated in a backward and used after it
-  kGathered,     ///< allocated to gather parameters
-  kReduced,      ///< allocated to reduce gradients
+  kGathered,     ///< all-gather buffers and gathered parameters
+  kReduced,      ///< buffers for reducing gradients
   kActivations,  ///< allocated in a forward and used after it, also in later steps (masks)
-  kTemporary,    ///< all other blocks
+  kTemporary,    ///< memory of none of the other kinds
 };
 /// The number of MemoryKind values.
 inline constexpr std::size_t kMemoryKinds = 7;
@@ -68,7 +68,7 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
 /// The highest memory use while one FSDP unit was active, over all micro-batches.
 struct MomentMemory {
-  std::string name;  ///< "the backward of unit 'model.layers.3'", "the update"
+  std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
   BytesByKind live{};  ///< includes memory on the host, which `bytes` excludes
 };
@@ -78,7 +78,7 @@ struct StepMemory {
   BytesByKind most{};  ///< the maximum of each kind during the step
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
-  std::string peak_moment;  ///< "the backward of unit 'model.layers.3'"
+  std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
   /// In the order in which the moments reach their maximum; empty unless requested.
   std::vector<MomentMemory> moments;
 };

@@ -18,7 +18,7 @@ namespace tessera::observe {
 /// FLOPs per token of forward and backward, without recomputation.
 struct ModelFlops {
   double per_token = 0;         ///< 6 (N - N_embedding) + 12 L hidden S: torchtitan's formula
-  double per_token_causal = 0;  ///< the same without the masked half of attention
+  double per_token_causal = 0;  ///< per_token without the masked half of attention
 };
 /// `hidden` is heads * head_dim; `sequence` is the number of tokens in a sample. If the embedding
 /// is tied to the output layer, its parameters take part in a matrix product: pass 0 for
@@ -48,7 +48,7 @@ struct MemoryUse {
   /// Memory allocated to tensors. On cuda, it is a part of the reserved memory; on a CPU, it is
   /// known only after count_tensor_memory() was called.
   std::optional<std::int64_t> peak_active_bytes;
-  std::int64_t capacity_bytes = 0;  ///< of the machine or of the device; 0 if unknown
+  std::int64_t capacity_bytes = 0;  ///< memory of the machine or of the device; 0 if unknown
 };
 /// The highest memory use since the last call; resident memory on a CPU is since the process began.
 /// Does not wait for the device.
@@ -76,24 +76,25 @@ double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of one training step.
 struct StepMetrics {
-  std::int64_t step = 0;  ///< 1-based
+  std::int64_t step = 0;  ///< number of the step, from 1
   double loss = 0;
   double grad_norm = 0;
   double lr = 0;
-  std::optional<double> loss_scale;  ///< with fp16; nullopt without loss scaling
-  bool skipped = false;              ///< no update, because a gradient overflowed
-  double step_time_s = 0;            ///< seconds
-  double data_time_s = 0;            ///< the part of step_time_s spent waiting for the batch
-  double tokens_per_s = 0;           ///< over all ranks
-  double tflops = 0;                 ///< per rank, by torchtitan's FLOP formula
+  std::optional<double> loss_scale;  ///< loss scale with fp16; nullopt without loss scaling
+  bool skipped = false;       ///< whether the update was skipped because a gradient overflowed
+  double step_time_s = 0;     ///< the step's duration in seconds
+  double data_time_s = 0;     ///< the part of step_time_s spent waiting for the batch
+  double tokens_per_s = 0;    ///< tokens per second over all ranks
+  double tflops = 0;          ///< TFLOP/s per rank, by torchtitan's FLOP formula
   std::optional<double> mfu;  ///< per cent; nullopt if the device's peak or the tokens are unknown
   std::optional<double> mfu_causal;    ///< mfu with causal attention counted half
-  std::int64_t peak_memory_bytes = 0;  ///< on this rank in this step; cuda: reserved memory
-  std::optional<std::int64_t> peak_active_bytes;  ///< memory allocated to tensors, if known
-  std::int64_t memory_capacity_bytes = 0;         ///< of this rank's device; 0 if unknown
+  std::int64_t peak_memory_bytes = 0;  ///< peak on this rank in this step; cuda: reserved memory
+  std::optional<std::int64_t> peak_active_bytes;  ///< peak of the memory allocated to tensors, if
+                                                  ///< known
+  std::int64_t memory_capacity_bytes = 0;         ///< memory of this rank's device; 0 if unknown
   /// Seconds that a checkpoint blocked training between the previous step and this step.
   std::optional<double> checkpoint_stall_s;
-  std::optional<double> eval_loss;  ///< on held-out data after this step, if it was evaluated
+  std::optional<double> eval_loss;  ///< loss on held-out data after this step, if it was evaluated
   comm::TrafficTable comm;          ///< this rank's traffic in this step
 };
 

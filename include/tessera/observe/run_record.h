@@ -18,11 +18,11 @@ namespace tessera::observe {
 /// How one parameter is distributed, from this rank's point of view.
 struct ShardingRow {
   std::string name;
-  std::vector<std::int64_t> sizes;  ///< global
+  std::vector<std::int64_t> sizes;  ///< global sizes of the parameter
   /// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor. A layout that no list of placements
   /// describes is written as "[3:m0 x 2]".
   std::string placements;
-  std::vector<std::int64_t> local_sizes;  ///< on this rank
+  std::vector<std::int64_t> local_sizes;  ///< sizes of this rank's part
   std::int64_t local_bytes = 0;
 };
 
@@ -33,7 +33,7 @@ std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module);
 /// The description of a run: everything except its metrics.
 struct RunRecord {
   std::string title{};
-  std::vector<std::pair<std::string, std::string>> configuration{};  ///< name, value
+  std::vector<std::pair<std::string, std::string>> configuration{};  ///< pairs of name and value
   std::vector<ShardingRow> sharding{};
 };
 

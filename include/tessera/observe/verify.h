@@ -38,8 +38,8 @@ struct VerifyOptions {
 
 /// A tensor on the mesh that differs from the one-rank reference.
 struct VerifyDifference {
-  std::string fqn;         ///< of the module or parameter; "" for the model itself and for the loss
-  std::string text;        ///< one line: tensor, sizes and layout, position, values, ranks
+  std::string fqn;   ///< FQN of the module or parameter; "" for the model itself and for the loss
+  std::string text;  ///< one line: tensor, sizes and layout, position, values, ranks
   std::vector<int> ranks;  ///< world ranks with this difference
   double difference = 0;   ///< the largest difference
   double allowed = 0;      ///< the difference that rounding can cause
@@ -50,7 +50,8 @@ struct VerifyReport {
   /// Differing module outputs, in the order in which the module calls end on one rank. All outputs
   /// before the first entry are equal.
   std::vector<VerifyDifference> outputs{};
-  std::vector<VerifyDifference> gradients{};  ///< in the order in which backward computes them
+  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order in which
+                                              ///< backward computes them
   /// If not empty: the ranks have different weights, which this line names, and nothing else was
   /// compared.
   std::string weights{};

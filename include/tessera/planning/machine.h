@@ -15,22 +15,22 @@ namespace tessera::planning {
 /// are the assumed fractions of these rates that a training step reaches.
 struct Machine {
   std::string name;
-  double memory_bytes = 0;      ///< of one device
+  double memory_bytes = 0;      ///< memory of one device
   double reserved_bytes = 3e9;  ///< not available to tensors: CUDA context, NCCL buffers
   double flops_half = 0;        ///< FLOP/s of dense matrix products in bf16 and fp16
   /// FLOP/s of matrix products in fp32, as libtorch computes them by default.
   double flops_fp32 = 0;
   double product_share = 0.7;        ///< fraction of the FLOP/s that products reach
   double attention_share = 0.5;      ///< fraction of the FLOP/s that attention reaches
-  double memory_bandwidth = 0;       ///< bytes per second
+  double memory_bandwidth = 0;       ///< memory bandwidth, bytes per second
   double memory_share = 0.8;         ///< fraction of memory_bandwidth that other operators reach
   double operator_latency_s = 2e-6;  ///< minimum time of an operator
   std::int64_t ranks_per_node = 8;
   double link_bandwidth = 0;      ///< bytes per second from one device to the devices of its node
   double network_bandwidth = 0;   ///< bytes per second from one device to other nodes
   double network_share = 0.8;     ///< fraction of both bandwidths that collectives reach
-  double link_latency_s = 10e-6;  ///< of a collective within a node
-  double network_latency_s = 30e-6;  ///< of a collective over several nodes
+  double link_latency_s = 10e-6;  ///< latency of a collective within a node
+  double network_latency_s = 30e-6;  ///< latency of a collective over several nodes
   double flops_fp8 = 0;              ///< FLOP/s of dense 8-bit products; 0: the device has none
 
   /// The bytes of a device's memory that are available to tensors.

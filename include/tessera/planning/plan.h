@@ -35,8 +35,8 @@ struct Span {
 /// All calls of one operator in a step, on any lane.
 struct OperatorUse {
   std::int64_t calls = 0;
-  double bytes = 0;  ///< of the operator's tensors, read and written
-  double flops = 0;  ///< of a matrix product; 0 for other operators
+  double bytes = 0;  ///< bytes that the operator's tensors read and write
+  double flops = 0;  ///< FLOPs of matrix products; 0 for other operators
   double seconds = 0;
 };
 
@@ -46,17 +46,17 @@ struct StepTime {
   double compute = 0;  ///< operators of the compute lane, without waiting
   /// How long the compute lane waits for collectives, by mesh dimension.
   std::map<std::string, double> exposed;
-  std::map<std::string, double> communication;  ///< of all collectives, by mesh dimension
-  double flops = 0;                             ///< of all products, including recomputation
+  std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
+  double flops = 0;         ///< FLOPs of all matrix products, including recomputation
   std::vector<Span> spans;  ///< operators of a phase without a gap form one span
-  std::map<std::string, OperatorUse> operators{};  ///< by name: "aten::mm"
+  std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
 /// One rank's part of a training run.
 struct Run {
   /// The parallelized model, with memory for this rank's shards.
   std::shared_ptr<nn::ModuleBase> model{};
-  DeviceMesh mesh{};             ///< all ranks
+  DeviceMesh mesh{};             ///< the mesh of all ranks
   std::function<void()> step{};  ///< one training step, including the optimizer step
   /// Sizes in which ranks may differ, other than shard sizes, for a mesh coordinate: for example
   /// the length of the rank's part of each sequence. Empty: there are none.
@@ -71,8 +71,9 @@ struct PlanOptions {
   /// The device of the planned training: "cpu" or "cuda". During planning, all tensors are on the
   /// CPU.
   std::string device = "cpu";
-  bool offload = false;     ///< on a GPU: shards, gradients and optimizer state are in host memory
-  std::int64_t tokens = 0;  ///< tokens (or samples) per step over all ranks
+  bool offload = false;  ///< with a GPU: whether shards, gradients and optimizer state are in host
+                         ///< memory
+  std::int64_t tokens = 0;             ///< tokens (or samples) per step over all ranks
   c10::ScalarType type = c10::kFloat;  ///< the type of products, for their peak FLOP/s
   /// The model's FLOPs per token, for MFU. If zero, MFU uses the FLOPs of the step's products,
   /// including recomputation.
@@ -106,7 +107,7 @@ struct RankPlan {
   RankKind kind{};
   std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the kind's first rank
   observe::StepMemory memory{};
-  std::optional<StepTime> time{};  ///< only with a machine
+  std::optional<StepTime> time{};  ///< the step's time; only with a machine
   /// Has comm, and with a machine also step_time_s, tokens_per_s, tflops and mfu.
   observe::StepMetrics metrics{};
 };
@@ -115,7 +116,7 @@ struct RankPlan {
 struct RunPlan {
   PlanOptions options{};
   MeshShape mesh{};
-  std::vector<RankPlan> ranks{};  ///< one per kind of rank
+  std::vector<RankPlan> ranks{};  ///< the plan of one rank of each kind
 
   /// The rank with the highest memory peak.
   const RankPlan& largest() const;

@@ -60,7 +60,7 @@ struct SearchSpace {
       allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: they cannot
   /// The first rank's estimate. A layout for which the function throws Error is refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
-  std::string batch_name = "batch";  ///< for messages
+  std::string batch_name = "batch";  ///< the batch option's name in messages
   /// Describes a layout in messages. Empty: name_of().
   std::function<std::string(const TrainingLayout& layout)> text{};
 };

@@ -46,7 +46,7 @@ enum class Resume : std::uint8_t {
 
 /// Options of a Checkpointer: where a run starts, and which steps it saves.
 struct CheckpointOptions {
-  std::filesystem::path folder = {};  ///< for the run's steps; empty: no steps are saved
+  std::filesystem::path folder = {};  ///< folder of the run's steps; empty: no steps are saved
   std::int64_t every = 0;             ///< save every this many steps; 0: at the end only
   std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
   bool async = true;                  ///< save from a copy while training continues
@@ -154,12 +154,12 @@ class Checkpointer {
   comm::WorldPtr world_;
   std::filesystem::path source_;
   bool resumes_ = false;
-  std::string run_id_;        ///< of all steps in the run's own folder
+  std::string run_id_;        ///< run_id of all steps in the run's own folder
   std::int64_t newest_ = -1;  ///< the step of source(), in the run's own folder
   /// Damaged steps after source(), withdrawn by the first save.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the descriptor of the folder's lock file
-  std::int64_t loaded_ = -1;  ///< loaded_step()
+  std::int64_t loaded_ = -1;  ///< the value of loaded_step()
   std::int64_t saved_ = -1;   ///< the step that was saved or loaded last
   checkpoint::SaveFuture pending_;
   std::exception_ptr unsaved_;  ///< the error of the last step's save

@@ -22,9 +22,9 @@ namespace tessera::training {
 
 /// Options of MetricLog: where a run's metrics are written.
 struct MetricOptions {
-  std::filesystem::path metrics = {};      ///< a JSONL file; empty: none
-  std::filesystem::path tensorboard = {};  ///< a folder; empty: none
-  std::int64_t steps = 0;                  ///< of the whole run
+  std::filesystem::path metrics = {};      ///< the JSONL file of the metrics; empty: none
+  std::filesystem::path tensorboard = {};  ///< the folder for TensorBoard; empty: none
+  std::int64_t steps = 0;                  ///< number of steps of the whole run
   std::int64_t log_every = 10;             ///< number of steps between two console lines
   std::string device = "cpu";              ///< "cpu" or "cuda"
 };
@@ -71,8 +71,8 @@ struct RecordingOptions {
   /// The file of rank 0's profile (observe::Profile). For p.json, rank 3 writes p.rank3.json in the
   /// same folder. Empty: no profile.
   std::filesystem::path profile = {};
-  StepRange profile_steps = {};  ///< {0, 0}: the last step
-  std::int64_t steps = 0;        ///< of the whole run
+  StepRange profile_steps = {};  ///< the steps to profile; {0, 0}: the last step
+  std::int64_t steps = 0;        ///< number of steps of the whole run
   std::string device = "cpu";    ///< "cpu" or "cuda"
   RunNames names = {};
 };
@@ -95,7 +95,7 @@ class Recording {
   StepRange steps_left(std::int64_t done, bool is_main) const;
 
   RecordingOptions options_;
-  std::filesystem::path file_;  ///< this rank's profile
+  std::filesystem::path file_;  ///< the file of this rank's profile
   StepRange steps_;             ///< the steps to profile; {0, 0}: none
   std::unique_ptr<observe::Profile> profile_;
 };

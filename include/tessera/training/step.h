@@ -45,7 +45,8 @@ struct StepOptions {
   /// gradients unreduced, until the last micro-batch. A step then has one gather and one reduction.
   bool sync_each_micro_batch = true;
   double max_norm = 1.0;  ///< maximum norm of the gradients; infinity: no clipping
-  std::optional<optim::LrSchedule> schedule = std::nullopt;  ///< nullopt: a constant learning rate
+  /// Learning-rate schedule; nullopt: a constant rate.
+  std::optional<optim::LrSchedule> schedule = std::nullopt;
   /// Advice in the messages of a failed step.
   std::string advice_not_finite =
       "lower the learning rate or max_norm, or look at the data of this step";
@@ -55,10 +56,11 @@ struct StepOptions {
 /// The result of step().
 struct StepResult {
   double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
-  double grad_norm = 0;  ///< of the whole model, before clipping
+  double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
   double lr_factor = 1;  ///< the schedule's factor of the learning rate
-  std::optional<double> loss_scale = std::nullopt;  ///< of this step; nullopt without loss scaling
-  bool skipped = false;                             ///< no update, because a gradient overflowed
+  std::optional<double> loss_scale = std::nullopt;  ///< loss scale of this step; nullopt without
+                                                    ///< loss scaling
+  bool skipped = false;  ///< whether the update was skipped because a gradient overflowed
 };
 
 /// Returns the loss of this rank's part of micro-batch `i` of a step: a scalar, plain or
@@ -124,7 +126,7 @@ class StepMeter {
 /// When a run evaluates held-out data.
 struct EvaluationOptions {
   std::int64_t every = 0;  ///< evaluate every this many steps; 0: never during the run
-  std::int64_t steps = 0;  ///< of the whole run: the last step is also evaluated
+  std::int64_t steps = 0;  ///< number of steps of the whole run; the last step is also evaluated
   bool is_due(std::int64_t step) const { return every > 0 && (step % every == 0 || step == steps); }
 };
 

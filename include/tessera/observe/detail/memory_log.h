@@ -59,7 +59,7 @@ class MemoryLog final {
     /// Index of the phase in which the block was allocated, and in which it was freed (the highest
     /// index for a live block).
     int began = 0, ended = 0;
-    bool earlier = false;  ///< allocated before the step
+    bool earlier = false;  ///< whether the block was allocated before the step
   };
   struct Event {
     std::uint64_t number;
@@ -78,8 +78,8 @@ class MemoryLog final {
   bool reserve_only_;
   std::thread::id thread_ = std::this_thread::get_id();  ///< the thread that runs the steps
   std::unordered_map<std::uint64_t, Block> blocks_;
-  std::map<const void*, std::uint64_t> live_blocks_;  ///< by address
-  std::vector<Event> events_;                         ///< of the step
+  std::map<const void*, std::uint64_t> live_blocks_;  ///< number of each live block, by its address
+  std::vector<Event> events_;                         ///< allocations and frees of the step
   MemoryPhase phase_ = MemoryPhase::kSetup;
   int phases_ = 0;
   comm::Lane lane_ = comm::Lane::kCompute;
