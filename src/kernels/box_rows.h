@@ -71,7 +71,7 @@ class BoxRows {
   const Box& box_;
   c10::IntArrayRef strides_;
   std::vector<std::int64_t> global_strides_;
-  // The strides of the box, not of the tensor.
+  // The strides of the box itself, not of the tensor.
   std::int64_t columns_ = 1;
   std::int64_t numel_ = 1;
 };

@@ -231,8 +231,8 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// The norm of each tensor, fp64 (n) on `device`. One list kernel for each type and device. Complex
-/// numbers count by their absolute values, as in PyTorch.
+/// The norm of each tensor: fp64 (n), on `device`. One list kernel for each type and device.
+/// Complex numbers count by their absolute values, as in PyTorch.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {

@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A parameter of a module class without slots: its name and the class member.
+/// A parameter of a module class that has no slots: the parameter's name and the class member.
 template <class M>
 struct SlotMember {
   const char* name;

@@ -116,8 +116,8 @@ class ModuleBase : public torch::nn::Module {
   /// of modules below it. Each parameter is filled once, by the outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Attaches an object of a higher layer to this module, at most one per type. FSDP attaches its
-  /// unit.
+  /// Attaches an object of a higher layer to this module, at most one per type. FSDP, for example,
+  /// attaches its unit.
   template <class T>
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
@@ -310,7 +310,8 @@ class Module : public ModuleBase {
     }
   }
 
-  /// Selected if forward does not accept the arguments; makes the compiler's message short.
+  /// A call whose arguments forward does not accept selects this overload, which makes the
+  /// compiler's message short.
   template <class... Args>
     requires(!takes<Args...>())
   at::Tensor operator()(Args&&...) {

@@ -37,15 +37,15 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
   // at::mul(x, 2.0) passes its number as a tensor. An infinite number needs another plan, so its
-  // number type is part of the key.
+  // number type is part of the cache key.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
   }
-  // Results inherit the memory order of the inputs, so strides are part of the key. A sparse tensor
-  // has no strides.
+  // Results inherit the memory order of the inputs, so strides are part of the cache key. A sparse
+  // tensor has no strides.
   if (tensor.layout() != c10::kStrided) {
     return;
   }
@@ -78,7 +78,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
 }
 
 /// Adds the number of elements, then each element as an argument of `kind`. Without the number,
-/// {a}, {b, c} and {a, b}, {c} would have the same key.
+/// {a}, {b, c} and {a, b}, {c} would have the same cache key.
 void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   begin_list(value.toListRef().size());
   for (const c10::IValue& element : value.toListRef()) {

@@ -26,10 +26,10 @@
 
 namespace tessera::detail {
 
-/// The key of an operator call: everything on which its plan depends, as a flat list of words.
-/// These are the operator, the interned spec of each distributed tensor, the sizes, strides and
-/// type of each plain tensor, and the arguments that rules read. The object is reused from call to
-/// call, so that building a key allocates nothing.
+/// The cache key of an operator call: everything on which its plan depends, as a flat list of
+/// words. These are the operator, the interned spec of each distributed tensor, the sizes, strides
+/// and type of each plain tensor, and the arguments that rules read. The object is reused from call
+/// to call, so that building a key allocates nothing.
 ///
 /// There is one encoding: unboxed kernels add their arguments one by one, and boxed arguments are
 /// unpacked and added in the same way.
@@ -146,7 +146,8 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds the type of a number. Returns true if the value is part of the key too and must follow.
+  /// Adds the type of a number. Returns true if the value is part of the cache key too and must
+  /// follow.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -179,8 +180,8 @@ class CallCache {
   CallCache& operator=(const CallCache&) = delete;
   ~CallCache() { here_ = nullptr; }
 
-  /// The key of the call that this thread is about to look up, and to insert if it is not found. No
-  /// operator may be dispatched in between.
+  /// The cache key of the call that this thread is about to look up, and to insert if it is not
+  /// found. No operator may be dispatched in between.
   CallKey& key() { return key_; }
 
   struct Lookup {

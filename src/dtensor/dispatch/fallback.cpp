@@ -46,7 +46,7 @@ c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size
 
 /// Runs a call of kind kForeach position by position (see positions_depend). Collective if the plan
 /// moves data. Takes the arguments off the stack first, because every position is a separate call
-/// with its own key, plan and stack.
+/// with its own cache key, plan and stack.
 void run_by_position(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -120,7 +120,7 @@ bool write_to_backward_zeros(PlannedCall& call) {
   if (impl == nullptr || !are_last_zeros(self)) {
     return false;
   }
-  // From here on the zeros count as written.
+  // After this the recorded zeros count as written.
   last_zeros().reset();
   const c10::OperatorHandle& functional = *call.info.functional;
   // The functional form has the same arguments, without some at the end that only the in-place form
@@ -136,9 +136,9 @@ bool write_to_backward_zeros(PlannedCall& call) {
   return true;
 }
 
-/// Runs a call without distributed tensors. Such calls reach this key only inside a MetaDevice
-/// scope or an operator mode. In a MetaDevice scope, a factory call without a device makes a meta
-/// tensor; a factory that takes a tensor (zeros_like) uses the tensor's device.
+/// Runs a call without distributed tensors. Such calls reach kDistributedKey only inside a
+/// MetaDevice scope or an operator mode. In a MetaDevice scope, a factory call without a device
+/// makes a meta tensor; a factory that takes a tensor (zeros_like) uses the tensor's device.
 void run_plain(PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (makes_meta_tensors() && info.device >= 0 && !info.takes_tensors) {
@@ -151,9 +151,9 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// Runs libtorch's composite kernel, whose operators are dispatched to this key again. The key set
-/// is that of the arguments without the keys that the call has already passed, including this one;
-/// otherwise the redispatch would end here again.
+/// Runs libtorch's composite kernel, whose operators are dispatched to kDistributedKey again. The
+/// key set is that of the arguments without the keys that the call has already passed, including
+/// kDistributedKey; otherwise the redispatch would end here again.
 void run_decomposed(PlannedCall& call) {
   c10::DispatchKeySet keys;
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
@@ -177,7 +177,7 @@ void run_allowed(PlannedCall& call, const Run& run) {
   run(call);
 }
 
-/// Encodes the call's key and looks it up, for callers that have not done so.
+/// Encodes the call's cache key and looks it up, for callers that have not done so.
 void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info,
                          torch::jit::Stack& stack) {
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
@@ -194,7 +194,7 @@ void run_agreed_or_gathered(PlannedCall& call) {
 }
 
 /// Runs a call by its plan's kind; only this function distinguishes the kinds. run_allowed checks
-/// this thread's scopes, which are not part of any key.
+/// this thread's scopes, which are not part of any cache key.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:
@@ -214,8 +214,8 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case CallKind::kForeach:
-      // Every call checks which of its tensors are the same, because two calls with one key may
-      // differ in this.
+      // Every call checks which of its tensors are the same, because two calls with one cache key
+      // may differ in this.
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }

@@ -186,7 +186,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     const auto localized = [&](auto& argument) -> decltype(auto) {
       return local(plan, i++, argument);
     };
-    // Braces fix the order of evaluation.
+    // A braced initializer list fixes the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kNothing) {
       // Operators without a result write to their first argument; in-place operators return it.
@@ -277,8 +277,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // The result type may depend on state outside of the key, such as libtorch's default type. The
-    // plan has the type of its first call.
+    // The result type may depend on state outside of the cache key, such as libtorch's default
+    // type. The plan has the type of its first call.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));

@@ -296,9 +296,9 @@ void write_back(LocalRun& run) {
 }
 
 // The random operators of at:: that draw by global element instead of gathering. Each takes the
-// next key of the thread's sequence (fills.h), whatever the layout, so that the numbers do not
-// depend on the mesh. Other random operators run whole on every rank, under a SeededGenerator. This
-// part handles distributed tensors; plain_random.cpp handles plain ones.
+// next random key of the thread's sequence (fills.h), whatever the layout, so that the numbers do
+// not depend on the mesh. Other random operators run whole on every rank, under a SeededGenerator.
+// This part handles distributed tensors; plain_random.cpp handles plain ones.
 
 namespace {
 
@@ -336,7 +336,7 @@ struct Dropped {
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // Meta tensors take a key too, so that later draws are the same as with values.
+  // Meta tensors take a random key too, so that later draws are the same as with values.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
@@ -372,11 +372,12 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // Checked before a key is taken or anything is written, so that a refused call changes nothing.
+  // Checked before a random key is taken or anything is written, so that a refused call changes
+  // nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }
-  // Meta tensors take a key too, so that later draws are the same with and without values.
+  // Meta tensors take a random key too, so that later draws are the same with and without values.
   const RandomKey key = next_random_key();
   const BelowAutograd guard;
   if (!impl.local().is_meta()) {

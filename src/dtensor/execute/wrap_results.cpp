@@ -141,7 +141,7 @@ class ResultWrapper {
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // The type may depend on state outside of the key, such as libtorch's default type.
+    // The type may depend on state outside of the cache key, such as libtorch's default type.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }

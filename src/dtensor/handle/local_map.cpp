@@ -119,7 +119,7 @@ at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, st
                   "local_map: argument ", number, " must have placements ", to_string(*wanted),
                   ", found ", to_string(tensor.placements()),
                   ": redistribute it, or set redistribute_inputs");
-    // Does nothing if the placements are already the requested ones.
+    // Does nothing if the argument already has the requested placements.
     tensor = tensor.redistribute(*wanted);
   }
   return to_local(tensor, number, results, options);

@@ -29,7 +29,7 @@ using Results = std::vector<c10::IValue>;
 struct Lowering {
   std::string_view name;  ///< name of the operator; without "aten::" for libtorch's operators
   /// Bytes that one rank sends with this lowering; nullopt: it does not support the call. A pure
-  /// function of the data in the call's key.
+  /// function of the data in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Computes the operator's results from its arguments. Below autograd. Collective if bytes()
   /// isn't 0.
@@ -47,7 +47,7 @@ struct LoweringChoice {
 };
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
-/// All lowerings of an operator.
+/// All lowerings of one operator.
 std::span<const Lowering* const> lowerings_of(const OperatorInfo& info);
 
 /// Registers lowerings, as a static object in the file that defines them. Put all lowerings of one

@@ -110,7 +110,8 @@ Argument bind_static(const c10::IValue& value) {
 }  // namespace
 
 /// Binds all numbers, whatever their kind. A rule that reads numbers of kind kScalar would depend
-/// on values that are in no key, so OperatorInfo uses that kind only if the rule reads no numbers.
+/// on values that are in no cache key, so OperatorInfo uses that kind only if the rule reads no
+/// numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;
@@ -177,8 +178,8 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
   return std::visit(Convert{type, tensors}, argument);
 }
 
-/// Used by rule_of_call, which must classify a number as the key does: everything that a plan
-/// depends on has to be in the key.
+/// Used by rule_of_call, which must classify a number as the cache key does: everything that a plan
+/// depends on has to be in the cache key.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())

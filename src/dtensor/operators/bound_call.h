@@ -14,8 +14,8 @@
 
 namespace tessera::detail {
 
-/// The part of a number that is in a call's key if no rule reads it: its type, and whether the
-/// terms of a sum may be multiplied or divided by it one by one.
+/// The part of a number that is in a call's cache key if no rule reads it: its type, and whether
+/// the terms of a sum may be multiplied or divided by it one by one.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,

@@ -37,8 +37,8 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// The part of an argument that is in a call's key. Scalars that no rule reads vary from step to
-/// step (a learning rate); with their values in the key, each step would need new plans.
+/// The part of an argument that is in a call's cache key. Scalars that no rule reads vary from step
+/// to step (a learning rate); with their values in the cache key, each step would need new plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -136,8 +136,8 @@ void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   }
 }
 
-/// Whether libtorch decomposes the operator above autograd, before it reaches this key. A kernel
-/// for a backend or for autograd has precedence over the composite one.
+/// Whether libtorch decomposes the operator above autograd, before it reaches kDistributedKey. A
+/// kernel for a backend or for autograd has precedence over the composite one.
 bool is_composite(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   constexpr std::array kBefore{DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::Autograd,
@@ -315,7 +315,7 @@ constexpr std::array kTraitRows{
              "linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor matrix_power "
              "pad_sequence vander"},
 
-    // Arguments and results.
+    // Operators with special arguments or results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
     TraitRow{Trait::kInfersSize, "view view_copy _unsafe_view reshape"},
     TraitRow{Trait::kUnsafeView, "_unsafe_view"},

@@ -84,11 +84,13 @@ struct OperatorInfo {
     kTensor,              ///< schema types Tensor and Tensor?
     kTensorList,          ///< schema type Tensor[]
     kOptionalTensorList,  ///< schema type Tensor?[]
-    kScalar,              ///< a number that no rule reads; a call's key contains only its type
+    kScalar,              ///< a number that no rule reads; a call's cache key contains only its
+                          ///< type
     kDType,               ///< schema types ScalarType and ScalarType?
-    kGenerator,           ///< a random generator; a call's key contains only whether there is one
-    kNumberList,          ///< a list of numbers; a call's key contains only their types
-    kStatic,              ///< any other value; a call's key contains it
+    kGenerator,           ///< a random generator; a call's cache key contains only whether there is
+                          ///< one
+    kNumberList,          ///< a list of numbers; a call's cache key contains only their types
+    kStatic,              ///< any other value; a call's cache key contains it
   };
   struct Return {
     bool is_tensor = false;  ///< whether the result is a tensor or a list of tensors

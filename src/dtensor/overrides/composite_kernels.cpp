@@ -275,8 +275,8 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   if (has_only_distributed(tensors)) {
     scope.emplace();
   }
-  // Continues with libtorch's composite kernel, as if this key had no kernel: the operators that it
-  // is composed of are dispatched here one by one.
+  // Continues with libtorch's composite kernel, as if the operator had no kernel of ours: the
+  // operators that it is composed of are dispatched here one by one.
   c10::DispatchKeySet keys;
   for (const auto& tensor : tensors) {
     keys = keys | tensor.key_set();

@@ -22,8 +22,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// How a call is run. plan_call determines the kind from the call's key; the switch in fallback.cpp
-/// runs it.
+/// How a call is run. plan_call determines the kind from the call's cache key; the switch in
+/// fallback.cpp runs it.
 enum class CallKind : std::uint8_t {
   kPlain,          ///< no argument is distributed: runs the operator itself, below our key
   kDecomposed,     ///< the operator is composed of others; each is dispatched
@@ -36,9 +36,9 @@ enum class CallKind : std::uint8_t {
   kLowering,       ///< runs a lowering, which sends less (lowering.h)
   kRandomInplace,  ///< writes random numbers into the tensor, by global element
   kNativeDropout,  ///< dropout by global element
-  // The following kinds depend on properties that are in no key: whether arguments are the same
-  // tensor, and whether their gradients are required. At each call these properties select either
-  // this kind or CallPlan::otherwise.
+  // The following kinds depend on properties that are in no cache key: whether arguments are the
+  // same tensor, and whether their gradients are required. At each call these properties select
+  // either this kind or CallPlan::otherwise.
   kForeach,        ///< runs position by position, if one position writes what another uses
   kBackwardZeros,  ///< runs the functional form, if the call writes to zeros that backward has just
                    ///< made
@@ -101,6 +101,7 @@ struct CallPlan {
   bool seeded = false;          ///< draws from a generator that all ranks seed equally
   bool moves = false;           ///< moves data that the caller has not requested
   bool asked_for = false;       ///< the moved data is a single value that the caller requested
+                                ///< explicitly
   bool takes_plain = false;     ///< has a plain tensor argument that is not a wrapped number
   bool mixes_plain = false;     ///< a plain tensor argument has more than one element
   bool compares_plain = false;  ///< ranks always compare the plain tensors first (TESSERA_DEBUG)
@@ -139,10 +140,10 @@ struct PlannedCall {
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
-/// Throws Error, on all ranks, if the scopes of this thread (strict_scope.h), which are in no key,
-/// do not permit the plan. Otherwise warns once about an operator without a rule, and installs the
-/// hooks that make gradients of plain tensor arguments plain. Plain tensors that are permitted but
-/// not known to be the same on every rank are compared.
+/// Throws Error, on all ranks, if the scopes of this thread (strict_scope.h), which are in no cache
+/// key, do not permit the plan. Otherwise warns once about an operator without a rule, and installs
+/// the hooks that make gradients of plain tensor arguments plain. Plain tensors that are permitted
+/// but not known to be the same on every rank are compared.
 void check_policy(const PlannedCall& call);
 
 /// The check of check_policy for an operator that gathers its inputs without a plan. Not
@@ -165,7 +166,7 @@ namespace tessera::detail {
 
 /// The rule of the call's operator, restricted by the types and numbers of this call. Removed are
 /// reductions that a type does not support, and sums that would be rounded term by term or scaled
-/// to infinity. nullopt if no rule covers the call. A pure function of the call's key.
+/// to infinity. nullopt if no rule covers the call. A pure function of the call's cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          std::span<const c10::IValue> arguments);
 

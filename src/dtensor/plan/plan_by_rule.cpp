@@ -1,6 +1,6 @@
 // Turns a sharding rule into a CallPlan. core makes the decision (propagate); this file converts it
 // to redistribution steps for each input, local sizes for arguments, and layouts for results.
-// Everything depends only on the call's key and on this rank's coordinate.
+// Everything depends only on the call's cache key and on this rank's coordinate.
 
 #include "plan/call_plan.h"
 

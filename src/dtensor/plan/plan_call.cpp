@@ -18,9 +18,9 @@
 namespace tessera::detail {
 
 // Makes the plan of a call, in this order: the common mesh, the inputs, their targets by the rule
-// (or a gather of all inputs), a lowering that sends less, and last the kind. Called for each key
-// that is not in this thread's cache. Nothing here communicates, and the only tensor values that
-// are read are wrapped numbers, so all ranks make the same plan.
+// (or a gather of all inputs), a lowering that sends less, and last the kind. Called for each cache
+// key that is not in this thread's cache. Nothing here communicates, and the only tensor values
+// that are read are wrapped numbers, so all ranks make the same plan.
 
 namespace {
 
@@ -196,8 +196,8 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
 
-/// The final kind. A kind that depends on properties outside of the key is used if those properties
-/// could matter; `otherwise` is for the opposite case.
+/// The final kind. A kind that depends on properties outside of the cache key is used if those
+/// properties could matter; `otherwise` is for the opposite case.
 CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   const auto is_copied = [](const CallPlan::Input& input) {
     return input.plan || input.written != nullptr || input.detached;
@@ -290,7 +290,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = CallKind::kPlain;
     return plan;
   }
-  // The operators that it is composed of are planned one by one when they reach this key.
+  // The operators that it is composed of are planned one by one when they reach kDistributedKey.
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;

@@ -1,6 +1,6 @@
 // Implements check_policy of call_plan.h, which checks the scopes of strict_scope.h at each call. A
-// plan is cached by its key, and the scopes are in no key. Therefore a plan records what it would
-// do, and the scopes of the calling thread decide whether it may run.
+// plan is cached by its cache key, and the scopes are in no cache key. Therefore a plan records
+// what it would do, and the scopes of the calling thread decide whether it may run.
 
 #include <algorithm>
 #include <mutex>

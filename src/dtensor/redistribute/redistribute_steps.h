@@ -75,10 +75,11 @@ Started reduce_scatter_step(const Step& step, const at::Tensor& local, const Dev
 Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh);
 Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes);
-/// Not collective. Shares memory with `local` if the slice is contiguous.
+/// The step that cuts out this rank's part. Not collective. Shares memory with `local` if the part
+/// is contiguous.
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes);
-/// Not collective. May return `local` itself.
+/// The step that makes a tensor partial. Not collective. May return `local` itself.
 at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh);
 
 }  // namespace tessera::detail

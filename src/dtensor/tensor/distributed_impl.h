@@ -48,7 +48,8 @@ struct DetachedView {
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// nullptr: the view shares memory with `base`, which is a detached view itself.
+  /// How to take the view again. nullptr: the view shares memory with `base`, which is itself a
+  /// detached view.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;

@@ -48,8 +48,8 @@ struct CrossEntropy {
   /// smoothing the sum of x - reference(maximum). After kRelative, all are relative to the maximum
   /// over all ranks.
   float* terms = nullptr;
-  float* losses = nullptr;        ///< (rows)
-  double* log_sum_exp = nullptr;  ///< (rows)
+  float* losses = nullptr;        ///< (rows): the loss of each row
+  double* log_sum_exp = nullptr;  ///< (rows): the log-sum-exp of each row
 };
 
 struct CrossEntropyBackward {

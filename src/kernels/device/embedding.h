@@ -17,7 +17,7 @@ struct Embedding {
   std::int64_t rows = 0;
   std::int64_t total_rows = 0;
   std::int64_t size = 0;  ///< elements in a row
-  void* out = nullptr;    ///< (count, size)
+  void* out = nullptr;    ///< (count, size): the rows that were looked up
 };
 
 /// Sums the gradients of each row in the order of their positions, but in parts: a tile processes
@@ -25,7 +25,7 @@ struct Embedding {
 /// its sum to `partial`, and a second launch adds these sums. So a frequent row does not occupy one
 /// block for long, and the same indices give the same bits.
 struct EmbeddingBackward {
-  const void* grad = nullptr;               ///< (count, size)
+  const void* grad = nullptr;               ///< (count, size): the gradient of the looked-up rows
   const std::int64_t* indices = nullptr;    ///< the indices in sorted order
   const std::int64_t* positions = nullptr;  ///< position of each sorted index among the unsorted
                                             ///< ones

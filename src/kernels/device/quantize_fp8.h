@@ -18,7 +18,7 @@ struct QuantizeFp8 {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::uint8_t* values = nullptr;   ///< (rows, columns), dense
-  float* scales = nullptr;          ///< (rows)
+  float* scales = nullptr;          ///< (rows): the scale of each row
   std::uint32_t* maxima = nullptr;  ///< (rows), initially zeros; used if row_stride is 1
 };
 

@@ -85,7 +85,8 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
           by_tokens(arguments[3].toTensor())};
 }
 
-/// Arguments: input, weight, bias, stride, padding, dilation, transposed, output padding, groups.
+/// Arguments of convolution: input, weight, bias, stride, padding, dilation, transposed, output
+/// padding, groups.
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
@@ -111,7 +112,8 @@ at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tens
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
 }
 
-/// Arguments: gradient, input, weight, sizes of the bias, ..., flags of the needed results.
+/// Arguments of convolution_backward: gradient, input, weight, sizes of the bias, ..., flags of the
+/// needed results.
 std::vector<at::Tensor> convolution_backward(Arguments arguments) {
   const at::Tensor& gradient = arguments[0].toTensor();
   const at::Tensor& input = arguments[1].toTensor();
@@ -121,7 +123,8 @@ std::vector<at::Tensor> convolution_backward(Arguments arguments) {
           if_wanted(arguments[10], 2, gradient, {gradient.size(1)})};
 }
 
-/// Arguments: input, weight, bias, running mean and variance, training flag, ...
+/// Arguments of native_batch_norm: input, weight, bias, running mean and variance, training flag,
+/// ...
 std::vector<at::Tensor> batch_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const std::int64_t kept = arguments[5].toBool() ? input.size(1) : 0;
@@ -136,8 +139,8 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 2, input, {input.size(1)})};
 }
 
-/// Arguments: input, weight, bias, batch, channels, elements, groups, ... Newer libtorch versions
-/// compose it on the meta device from operators that have no kernel there.
+/// Arguments of native_group_norm: input, weight, bias, batch, channels, elements, groups, ...
+/// Newer libtorch versions compose it on the meta device from operators that have no kernel there.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
@@ -145,8 +148,8 @@ std::vector<at::Tensor> group_norm(Arguments arguments) {
           at::empty(groups, input.options())};
 }
 
-/// Arguments: gradient, input, mean, rstd, weight, batch, channels, ..., flags of the needed
-/// results.
+/// Arguments of native_group_norm_backward: gradient, input, mean, rstd, weight, batch, channels,
+/// ..., flags of the needed results.
 std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
   const at::Tensor& input = arguments[1].toTensor();
   const Sizes channels{arguments[6].toInt()};
@@ -154,7 +157,8 @@ std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 1, input, channels), if_wanted(arguments[9], 2, input, channels)};
 }
 
-/// Arguments: input, normalised sizes, weight, bias, eps. The statistics have the weight's type.
+/// Arguments of native_layer_norm: input, normalised sizes, weight, bias, eps. The statistics have
+/// the weight's type.
 std::vector<at::Tensor> layer_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   Sizes kept = input.sizes().vec();
@@ -165,8 +169,8 @@ std::vector<at::Tensor> layer_norm(Arguments arguments) {
           at::empty(kept, statistics)};
 }
 
-/// Arguments: gradient, input, normalised sizes, mean, rstd, weight, bias, flags of the needed
-/// results.
+/// Arguments of native_layer_norm_backward: gradient, input, normalised sizes, mean, rstd, weight,
+/// bias, flags of the needed results.
 std::vector<at::Tensor> layer_norm_backward(Arguments arguments) {
   const at::Tensor& input = arguments[1].toTensor();
   const Sizes sizes = arguments[2].toIntVector();
@@ -179,7 +183,8 @@ std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
   return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
 }
 
-/// Arguments: self, the other factor, scales of both, bias, scale of the result, its type, ...
+/// Arguments of _scaled_mm: self, the other factor, scales of both, bias, scale of the result, its
+/// type, ...
 std::vector<at::Tensor> scaled_product(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   const at::ScalarType type =
@@ -187,7 +192,7 @@ std::vector<at::Tensor> scaled_product(Arguments arguments) {
   return {at::empty({self.size(0), arguments[1].toTensor().size(1)}, self.options().dtype(type))};
 }
 
-/// Arguments: (..., height, width), and the two new sizes.
+/// Arguments of adaptive pooling: a tensor (..., height, width), and its new height and width.
 std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   Sizes sizes = self.sizes().vec();
