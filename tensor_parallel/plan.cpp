@@ -248,7 +248,7 @@ class PlacementTable {
     }
   }
 
-  /// In the order of the plan, which is the same on every rank.
+  /// Placements in the order of the plan, which is the same on every rank.
   std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
 
  private:

@@ -193,7 +193,7 @@ struct Backward {
 
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows) {
-  // Only shapes: libtorch's C++ library has no meta kernels for the operators below.
+  // Returns only shapes: libtorch's C++ library has no meta kernels for the operators below.
   if (weight.is_meta()) {
     return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   }

@@ -188,7 +188,7 @@ void run_on_cpu(const AdamW& call) {
   });
 }
 
-/// One launch: the call, and the tensors for a FakeMode.
+/// One launch of the AdamW kernel: the call, and the tensors for a FakeMode.
 struct AdamWLaunch {
   AdamW call{};
   std::vector<at::Tensor> read;

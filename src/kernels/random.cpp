@@ -46,7 +46,7 @@ constexpr std::int64_t kBatch = 64;  // numbers that are drawn at once, on the s
 /// tails.
 template <class Draw>
 void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Only for distributions with normal quantiles; the others are cheap anyway.
+  // Batching is only for distributions with normal quantiles; the others are cheap anyway.
   if constexpr (requires { draw.probability(0.5); }) {
     double p[kBatch];
     for (std::int64_t i = 0; i < n; ++i) {
@@ -149,7 +149,7 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// One box from the origin, with equal local and global offsets.
+/// The place consists of one box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};
@@ -172,7 +172,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
 }
 
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key) {
-  // For CUDA too: the kernels index `out` and `x` in the same way.
+  // x must be contiguous for CUDA too: the kernels index `out` and `x` in the same way.
   const at::Tensor from = x.contiguous();
   at::Tensor out = at::empty_like(from);
   if (from.is_cuda()) {

@@ -177,8 +177,8 @@ struct LinearNode final : tessera::detail::Node {
     return at::mm(rows, weight).reshape(sizes);
   }
 
-  std::optional<KeptTensor> x_;          ///< for the gradient of the weight
-  std::optional<SavedVariable> weight_;  ///< for the gradient of x, if this node computes it
+  std::optional<KeptTensor> x_;          ///< saved for the gradient of the weight
+  std::optional<SavedVariable> weight_;  ///< saved for the gradient of x, if this node computes it
 };
 
 /// Whether LinearNode can compute the gradients. libtorch's own node handles the other cases:

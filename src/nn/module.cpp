@@ -328,7 +328,7 @@ void ModuleBase::check_in_a_tree() const {
       ", but no module has it registered, so that nothing fills, trains, shards or saves "
       "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
       "give it to nn::init_weights by itself");
-  check_initialized(*this, "forward of a " + name());  // also sets the module's name
+  check_initialized(*this, "forward of a " + name());  // also sets the module's FQN
 }
 
 /// Throws Error if a bound member was assigned another tensor: forward would read a tensor that is
@@ -459,7 +459,7 @@ Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                            bool persistent) {
-  // Not registered with libtorch, which would save it and would not see swaps.
+  // The slot is not registered with libtorch, which would save the buffer and would not see swaps.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
   slot->set_saved(persistent);
   buffer_slots_.emplace_back(name, slot);
@@ -467,7 +467,7 @@ Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArray
 }
 
 Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow follow) {
-  // Also registered with libtorch, so that parameters() and torch::optim see it.
+  // The parameter is also registered with libtorch, so that parameters() and torch::optim see it.
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);

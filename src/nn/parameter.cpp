@@ -327,7 +327,7 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
 
 namespace {
 
-/// Also searches lists: the foreach optimizers pass all gradients in one list.
+/// Refuses placeholders in lists too: the foreach optimizers pass all gradients in one list.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {

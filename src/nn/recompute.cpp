@@ -410,7 +410,7 @@ using tessera::detail::Edge;
 using tessera::detail::RunBackward;
 using tessera::detail::variable_list;
 
-// Each thread has its own list, because backward recomputes on autograd's threads.
+// Each thread has its own list of regions, because backward recomputes on autograd's threads.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 
 /// The innermost recomputation around this thread's current work. Regions inside it replay its

@@ -151,7 +151,7 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
   return zeros(pieces);
 }
 
-/// On the shard's device, where fused kernels read the counters.
+/// Makes the counters on the shards' devices, where fused kernels read them.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {

@@ -27,7 +27,7 @@ struct SpreadMatrix {
 /// replicas.
 class MatrixExchange {
  public:
-  /// Not collective: each rank computes the same assignment.
+  /// Assigns the matrices to owners. Not collective: each rank computes the same assignment.
   MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix> matrices);
 
   const DeviceMesh& mesh() const { return mesh_; }

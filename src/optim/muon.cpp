@@ -219,7 +219,7 @@ std::vector<at::Tensor> MatrixExchange::run(const std::vector<at::Tensor>& local
 
 namespace {
 
-/// On a mesh of one rank the matrices are already whole.
+/// Whether the matrix must be exchanged. On a mesh of one rank it is already whole.
 bool needs_exchange(const at::Tensor& parameter) {
   return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
 }
@@ -383,7 +383,7 @@ at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
   if (factor != 1.0) {
     gradient = gradient * factor;
   }
-  // As in torch.optim.Muon: an average, not a sum.
+  // The momentum is an average instead of a sum, as in torch.optim.Muon.
   momentum.lerp_(gradient, 1.0 - o.momentum);
   return (o.nesterov ? gradient.lerp(momentum, o.momentum) : momentum).to(o.compute_dtype);
 }

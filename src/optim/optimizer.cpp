@@ -236,7 +236,8 @@ void Ema::check_sizes(std::size_t index) const {
                 "before the first step and before the first call of state()");
 }
 
-/// Not created in the constructor, because parameters are filled, sharded and moved afterwards.
+/// Makes missing averages. Not done in the constructor, because parameters are filled, sharded and
+/// moved afterwards.
 void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {

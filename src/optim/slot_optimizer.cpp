@@ -297,7 +297,7 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   for (auto& [kind, batch] : batches) {
     update_multiplied(batch, group, factor);
   }
-  // After the kernels, so that a changed version means changed values.
+  // Versions are incremented after the kernels, so that a changed version means changed values.
   std::ranges::for_each(runs, mark_changed);
 }
 
@@ -404,7 +404,7 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // Not in place, because the conversion above may have returned the gradient itself.
+    // A new tensor, because the conversion above may have returned the gradient itself.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   update_batch(batch, group);

@@ -17,8 +17,8 @@ namespace tessera {
 struct CheckRuleOptions {
   int ranks = 3;       ///< number of ranks on a 1-D mesh; sizes that it does not divide test more
                        ///< cases
-  double rtol = 1e-5;  ///< as in at::allclose
-  double atol = 1e-8;  ///< as in at::allclose
+  double rtol = 1e-5;  ///< relative tolerance, as in at::allclose
+  double atol = 1e-8;  ///< absolute tolerance, as in at::allclose
 };
 
 /// Tests a sharding rule (register_rule): a wrong rule gives wrong numbers without an error. Runs

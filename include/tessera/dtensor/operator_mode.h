@@ -21,7 +21,8 @@ class OperatorMode {
  public:
   /// The operator of a call.
   struct Operator {
-    const std::string& name;  ///< for example "aten::mm", "aten::sum.dim_IntList"
+    const std::string& name;  ///< the operator's name, for example "aten::mm",
+                              ///< "aten::sum.dim_IntList"
     bool draws_random = false;
   };
   using Results = std::vector<c10::IValue>;
@@ -57,7 +58,7 @@ class OperatorModePause {
   detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
 };
 
-/// This thread's active mode, or nullptr.
+/// This thread's active operator mode, or nullptr.
 OperatorMode* active_operator_mode();
 
 }  // namespace tessera

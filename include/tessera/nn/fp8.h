@@ -23,8 +23,8 @@ struct Fp8Options {
 /// Result of convert_to_fp8(): FQNs of the Linears.
 struct Fp8Conversion {
   std::vector<std::string> converted{};
-  std::vector<std::string> left{};  ///< not converted: excluded, sizes not divisible, or a tied
-                                    ///< weight
+  std::vector<std::string> left{};  ///< Linears that were not converted: excluded, sizes not
+                                    ///< divisible, or a tied weight
 };
 
 /// Makes the Linears below `module`, including FusedLinears, compute their three products in

@@ -111,7 +111,7 @@ class Hooked : public Module<Hooked<Holder>>,
     init.fill(*this, initializers_);
     detail::reset_adopted(*held_, *this, init);
   }
-  /// Also sets the mode of the wrapped module.
+  /// Sets the training mode of this module and of the wrapped module.
   void train(bool on = true) override {
     Module<Hooked>::train(on);
     held_->train(on);

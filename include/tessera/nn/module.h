@@ -136,7 +136,7 @@ class ModuleBase : public torch::nn::Module {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// Not supported: always throws Error.
+  /// Cloning is not supported: always throws Error.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 

@@ -19,8 +19,8 @@ struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;   ///< length of the warm-up in steps
   std::int64_t steps = 0;    ///< steps of the whole run; required unless the schedule is constant
-  double decay_ratio = 0.2;  ///< for kWsd: the last part of the run, in which the rate falls, as a
-                             ///< fraction of the steps
+  double decay_ratio = 0.2;  ///< the last part of the run in which a kWsd rate falls, as a fraction
+                             ///< of the steps
   double min_factor = 0;     ///< final rate, as a fraction of the full rate
 };
 

@@ -66,7 +66,7 @@ class Optimizer {
 
  private:
   virtual void update(double gradient_factor) = 0;
-  /// By default multiplies the gradients in place first.
+  /// step() with a factor on a device. By default multiplies the gradients in place first.
   virtual void update_scaled(const at::Tensor& gradient_factor);
   void check_copies();
 
@@ -138,7 +138,8 @@ class Ema final : public Optimizer {
 
   std::shared_ptr<Optimizer> inner_;
   double decay_;
-  std::vector<at::Tensor> averages_;  ///< for each of parameters(); undefined for frozen ones
+  std::vector<at::Tensor> averages_;  ///< the average of each of parameters(); undefined for frozen
+                                      ///< parameters
   bool swapped_ = false;              ///< whether the parameters currently have the averages'
                                       ///< values
 };

@@ -167,7 +167,7 @@ class CallKey {
 /// recently used plan. Each thread has its own cache, so that ranks may be threads without locks.
 class CallCache {
  public:
-  /// This thread's cache.
+  /// This thread's dispatch cache.
   static CallCache& of_thread() {
     if (here_ == nullptr) [[unlikely]] {
       make_here();

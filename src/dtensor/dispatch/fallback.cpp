@@ -92,7 +92,8 @@ std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
 
-/// Only without a recorded graph: if backward records one, the graph also has the zeros.
+/// Whether this thread runs a backward without recording a graph. If backward records one, the
+/// graph also has the zeros.
 bool inside_backward() {
   return backward_id() >= 0 && !at::GradMode::is_enabled();
 }

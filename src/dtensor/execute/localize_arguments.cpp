@@ -44,7 +44,8 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // On the host, whatever the device of the tensor, because only memory positions are compared.
+  // The marks are on the host, whatever the device of the tensor, because only memory positions are
+  // compared.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();

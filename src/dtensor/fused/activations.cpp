@@ -457,7 +457,7 @@ struct NormFactors {
 
   NormFactors(ShardingRule& rule, const rules::Sizes& sizes) {
     for (const std::int64_t size : std::span(sizes).first(sizes.size() - 1)) {
-      // Each shard of the rows has its own term of the weight's gradient.
+      // Each shard of the rows computes a separate term of the weight's gradient.
       x.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     rows = x;

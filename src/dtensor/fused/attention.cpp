@@ -349,7 +349,7 @@ at::Tensor window_term(const KeyWindow& window, const at::Tensor& q) {
 }
 
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
-  // By views and one copy, so that a sharding of the heads is preserved.
+  // Repeats heads by views and one copy, so that a sharding of the heads is preserved.
   return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
 }
 

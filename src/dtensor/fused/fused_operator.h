@@ -88,7 +88,7 @@ class FusedNode : public Node {
   void record(const at::Tensor& result);
 
  protected:
-  /// Both are string literals: the operator's name, for messages, and the node's name.
+  /// `op`: the operator's name, for messages; `name`: the node's name. Both are string literals.
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
   /// The gradients of a call's inputs, from the gradients of the recorded results. At least one

@@ -58,7 +58,7 @@ struct EmbeddingFactors {
   EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
                    bool reduces_rows) {
     for (const std::int64_t size : of_indices.sizes) {
-      // Each shard of the indices has its own term of the table's gradient.
+      // Each shard of the indices computes a separate term of the table's gradient.
       indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)

@@ -296,7 +296,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     return made_of(none, target, sizes, detail::gradient_layout(target.layout));
   });
   const comm::CallerScope caller("distribute_tensor");
-  // Without gradient, because only one rank has the source tensor.
+  // The scatter has no gradient, because only one rank has the source tensor.
   const auto part = detail::scatter_from(tensor.detach(), *options.source, empty.spec());
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }

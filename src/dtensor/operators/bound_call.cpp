@@ -148,7 +148,7 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
     const c10::Type& type;
     std::span<const at::Tensor> tensors;
 
-    // One overload for each alternative of Argument.
+    // One overload for each alternative of the variant Argument.
     c10::IValue operator()(std::monostate) const { return {}; }
     c10::IValue operator()(bool value) const { return value; }
     c10::IValue operator()(std::int64_t value) const { return value; }

@@ -116,8 +116,8 @@ struct OperatorInfo {
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)
   bool draws_random = false;
   bool is_own = false;        ///< belongs to another library, so autograd may not know it
-  bool writes_lists = false;  ///< for _foreach_add_ and similar operators: writes to its first
-                              ///< list, returns nothing
+  bool writes_lists = false;  ///< whether it is like _foreach_add_: writes to its first list and
+                              ///< returns nothing
 
   // The entries of the tables for this operator. `rule` is null for an operator without a rule.
   OperatorTraits traits;

@@ -337,7 +337,7 @@ namespace {
 
 using torch::jit::Stack;
 
-/// Both operators have three arguments: the tensor, the probability and the generator.
+/// Both Bernoulli operators have three arguments: the tensor, the probability and the generator.
 constexpr std::size_t kArguments = 3;
 
 /// False if the caller passes a generator, which is then used directly, on whole tensors.

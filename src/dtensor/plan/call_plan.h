@@ -109,8 +109,8 @@ struct CallPlan {
   std::vector<Output> outputs;  ///< one for each result, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Lowering* lowering =
-      nullptr;  ///< for kLowering; then only the mesh and the flags of the plan are used
+  const Lowering* lowering = nullptr;  ///< the lowering for kLowering; then only the mesh and the
+                                       ///< flags of the plan are used
 };
 
 /// A planned call. The stack contains its arguments; its results replace them.

@@ -306,7 +306,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Before the rule, so that libtorch throws its own error for a wrong size.
+  // Strides are computed before the rule is applied, so that libtorch throws its own error for a
+  // wrong size.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
@@ -398,7 +399,7 @@ at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tenso
 TORCH_LIBRARY(tessera_local, library) {
   library.def("embedding_rows(Tensor weight, Tensor indices, int first, int rows) -> Tensor");
   library.def("gather_part(Tensor self, int dim, Tensor index, int first, int size) -> Tensor");
-  // Both are called with local tensors only, below autograd.
+  // embedding_rows and gather_part are called with local tensors only, below autograd.
   library.impl("embedding_rows",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &embedding_rows));
   library.impl("gather_part",

@@ -148,7 +148,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
-  std::size_t last = steps.size();  // one past the last collective
+  std::size_t last = steps.size();  // index after the last step that is a collective
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }

@@ -52,7 +52,7 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
 /// that size then have their positions in order without gaps, up to the end.
 bool only_last_are_short(const std::vector<Chunk>& chunks);
 
-/// This rank's rank in mesh.group(mesh_dims).
+/// This rank's index in the process group mesh.group(mesh_dims).
 std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims);
 
 /// The process group of a step that communicates.

@@ -130,7 +130,7 @@ bool DistributedTensorImpl::has_storage() const {
   // The base class declares the function const; the message is not part of the tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
-  // One lock for all tensors, since this is rarely called.
+  // One lock for all tensors, since has_storage() is rarely called.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   self->set_memory_error(std::move(message));

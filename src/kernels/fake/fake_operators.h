@@ -16,7 +16,7 @@ namespace tessera::kernels {
 /// How an operator on floating-point tensors is run without values.
 enum class FakeKind : std::uint8_t {
   kThrough,  ///< unchanged: it is composed of other operators, or reads only sizes
-  kInPlace,  ///< not run: it only writes to its arguments
+  kInPlace,  ///< not run, because it only writes to its arguments
   kOut,      ///< its out= arguments are resized
   kMeta,     ///< run on the meta device to find the results' sizes
   kOwnRule,  ///< has a rule in make_fake_results()

@@ -99,7 +99,7 @@ void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, 
     store(gate_grad + i, value * (1.0F + g * rest) * d * u, n - i);
     store(up_grad + i, d * silu, n - i);
     if (out != nullptr) {
-      store(out + i, silu * u, n - i);  // same bits as in forward
+      store(out + i, silu * u, n - i);  // the same bits as in forward
     }
   }
 }

@@ -18,7 +18,8 @@ class MetaFactoryGuard {
 
  private:
   bool outer_;
-  /// Also sends operators without distributed tensors to the fallback.
+  /// Includes the dispatch key that sends operators without distributed tensors to the fallback,
+  /// too.
   IncludeKeys guard_;
 };
 

@@ -30,7 +30,7 @@ struct LossRows {
 
 /// The results for each row: (rows).
 struct RowLosses {
-  at::Tensor losses;  ///< in loss_type(); 0 if the target is ignored
+  at::Tensor losses;  ///< the loss of each row, in loss_type(); 0 if the target is ignored
   /// Over all columns. In fp64, because differences to large logits must keep their precision.
   at::Tensor log_sum_exp;
 };
