@@ -29,7 +29,7 @@ import results
 
 # The number of an operator's last inputs that are replicated, as weights are; the others are Shard(0).
 WEIGHTS = {"mm": 1, "addmm": 1, "embedding": 1}
-# Measured only without autograd.
+# Operators that are measured only without autograd.
 NO_AUTOGRAD = {"mul_", "foreach_add_200", "detach"}
 MISSES = 20
 REPETITIONS = 7

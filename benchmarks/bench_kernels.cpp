@@ -210,7 +210,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   at::set_num_threads(1);
-  // Loads the library that needs CUDA.
+  // Creating the streams loads the library that needs CUDA.
   const comm::StreamsPtr streams = cuda ? comm::make_streams(c10::Device(c10::kCUDA, 0)) : nullptr;
   add_all(cuda ? on_gpu(tokens) : on_cpu());
   benchmark::RunSpecifiedBenchmarks();

@@ -4,13 +4,13 @@
     from_torch_checkpoint.py CHECKPOINT OUT [--prefix FROM=TO ...] [--step]
 
 Needs PyTorch, and memory for the largest tensor. Writes OUT/model.safetensors, which
-checkpoint::load_hugging_face reads; with --step, shards that checkpoint::load reads, an optimizer's
-state included. --prefix: only the tensors whose names begin with FROM, with TO in its place. Names
-are those of the state dict that was saved, joined by dots: of {"model": ..., "optim": ...} take
---prefix model.= for the weights, and --prefix optim.=optimizer. too for a step. Values that are no
+checkpoint::load_hugging_face reads. With --step, writes shards that checkpoint::load reads, including
+the optimizer's state. --prefix selects the tensors whose names begin with FROM, and replaces FROM by
+TO. Names are the keys of the saved state dict joined by dots. For {"model": ..., "optim": ...}, use
+--prefix model.= for the weights, and for a step also --prefix optim.=optimizer. Values that are not
 tensors are left out and listed.
 
-CHECKPOINT's .metadata is a pickle, which runs what it says: convert your own checkpoints only.
+CHECKPOINT's .metadata is a pickle, which can run any code: convert only your own checkpoints.
 """
 import argparse
 import json

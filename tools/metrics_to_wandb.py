@@ -3,11 +3,11 @@
 
     metrics_to_wandb.py METRICS [--project NAME] [--name NAME] [--id ID] [--dir DIR]
 
-METRICS: a file of --metrics, or the folder of --output-dir; then the flags in its config.toml become the run's
-configuration. Needs the package wandb. Without WANDB_MODE the run is an offline one in DIR/wandb (./wandb), which
-`wandb sync` uploads; WANDB_MODE=online uploads it at once. Each step is one entry: numbers under their names, traffic
-as comm/GROUP/COLLECTIVE/bytes; values that a step does not know are left out. A run that has not ended can be sent as far as
-it is.
+METRICS is a file of --metrics, or the folder of --output-dir; for a folder, the flags in its config.toml become the
+run's configuration. Needs the package wandb. Without WANDB_MODE, the run is offline in DIR/wandb (./wandb), and `wandb sync`
+uploads it; with WANDB_MODE=online it is uploaded immediately. Each step is one entry: numbers under their names, and
+traffic as comm/GROUP/COLLECTIVE/bytes. Values that are unknown in a step are left out. The steps so far of an unfinished
+run can be sent too.
 """
 import argparse
 import json

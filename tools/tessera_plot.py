@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws what Tessera's programs write as JSON. Each picture is one HTML file that needs no other.
+"""Plots the JSON files of Tessera's programs. Each page is one self-contained HTML file.
 
-    tessera_plot.py run METRICS.jsonl        a run of llama_train --metrics, with run.json beside the metrics
+    tessera_plot.py run METRICS.jsonl        a run of llama_train --metrics, with run.json in the same folder
     tessera_plot.py plan PLAN.json           of llama_plan --json, with its search, or of vit_train --plan --json
     tessera_plot.py experiment REPORT.json   of examples/experiments/run
     tessera_plot.py mfu RESULTS.json         of bench_mfu
 
-    --out FILE.html     the page (beside the input: report.html, or the input's name with .html)
+    --out FILE.html     the page (default: report.html next to the input, or the input's name with .html)
     --sample FILE       run: a text that the model wrote
 
 Needs matplotlib, which scripts/setup installs: .deps/venv/bin/python tools/tessera_plot.py ...

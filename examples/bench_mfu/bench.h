@@ -79,7 +79,7 @@ struct Figures {
   std::int64_t reserved_bytes = 0;
 };
 
-/// The same step on PyTorch.
+/// The figures of a trial's step on PyTorch.
 struct PeerFigures {
   std::string name;  ///< how PyTorch ran: "eager" or "compiled"
   double step_time_s = 0, tokens_per_s = 0;

@@ -84,7 +84,7 @@ int measure_all(std::vector<std::string> arguments) {
     std::cerr << folder.string() << " of " << trials.size() << std::endl;
     results.push_back(measure(trial, peaks.options_of(trial, options), folder, tokens));
     peaks.add(results.back());
-    // Written after each trial, so that results survive an interruption.
+    // Results are written after each trial, so that they survive an interruption.
     tessera::files::write_file(out / "results.json", to_json(results));
   }
   std::cout << to_table(results) << peers_text(results) << published(options)

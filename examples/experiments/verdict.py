@@ -1,18 +1,19 @@
-"""Whether two runs have trained the same: what may differ, and by how much.
+"""Decides whether two runs have trained the same: which differences between their figures are allowed.
 
-In fp32 runs differ by rounding. A sum of n terms that is computed in another order is the exact sum of terms that are
-changed by at most sqrt(n) u each, u = 2^-24, with high probability (Higham and Mary, A new approach to probabilistic
-rounding error analysis, 2019). So a matrix product of another mesh is that of weights whose last bits differ, a change
-of u, times at most sqrt(n). What a change of u does to a training is observed: the reference is run again from weights
-whose last bits are flipped. Each step has three kinds of products (forward, gradients of inputs and of weights), two
-runs are compared, and each step adds errors of its own to those before it: after t steps, as errors of random signs
-add up, sqrt(2 * 3 * t) times as much. A figure itself is a sum, too, and is off by sqrt(n t) u of its size in each run.
+fp32: the runs differ by rounding. A sum of n terms in another order equals the exact sum of terms that are each changed
+by at most sqrt(n) u, u = 2^-24, with high probability (Higham and Mary, A new approach to probabilistic rounding error
+analysis, 2019). So a matrix product on another mesh equals the product with weights whose last bits differ (a change of
+u), times at most sqrt(n). The effect of a change of u on a training is measured: the reference is run again from weights
+with flipped last bits. Each step has three kinds of products (forward, gradients of inputs, gradients of weights), two
+runs are compared, and each step adds its own errors to the earlier ones. Errors have random signs, so after t steps they
+are sqrt(2 * 3 * t) times as large. A figure itself is a sum too, and differs by sqrt(n t) u of its size in each run.
 
-Metrics have fp32's digits. So one unit in a figure's last place, of the change that they show, is not multiplied by n.
+Metrics have the digits of fp32. So the part of the measured change that is at most one unit in a figure's last place is
+multiplied by sqrt(2 * 3 * t), but not by sqrt(n).
 
-In bf16 and fp16 a product adds in fp32 and rounds its result, and the ranks' parts of it. So n is twice the number of ranks,
-as the function behind each product rounds, too, and the flipped bit is the last of the type. The spread of the reference over
-seeds is the most that is allowed, where there is one.
+bf16 and fp16: a product accumulates in fp32 and rounds its result and the ranks' partial results. So n is twice the number
+of ranks, because the function after each product also rounds, and the flipped bit is the last bit of the type. If there
+are runs with several seeds, the allowed difference is at most the reference's spread over the seeds.
 """
 import dataclasses
 import math

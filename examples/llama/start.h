@@ -46,9 +46,9 @@ void check_same_start(tessera::comm::World& world, std::map<std::string, std::st
 /// Throws Error on every rank if a rank's texts differ from rank 0's. Collective.
 void check_same_texts(tessera::comm::World& world, const std::vector<Tokens>& texts);
 
-/// {"name", "bytes", "sampled_crc32c"}.
+/// A file's fingerprint as JSON: {"name", "bytes", "sampled_crc32c"}.
 nlohmann::json to_json(const tessera::data::FileFingerprint& file);
-/// A list of {"name", "bytes", "sampled_crc32c"}.
+/// A list of file fingerprints, each as {"name", "bytes", "sampled_crc32c"}.
 nlohmann::json to_json(const std::vector<tessera::data::FileFingerprint>& files);
 
 /// Describes the first value of `now` that differs from `saved`, and its path:

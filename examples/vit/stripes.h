@@ -12,7 +12,7 @@
 
 namespace vit {
 
-/// Rows of a batch.
+/// A rank's images and labels of one step.
 struct Images {
   at::Tensor pixels;  ///< (rows, channels, height, width), fp32, in [-1, 1)
   at::Tensor labels;  ///< (rows), int64

@@ -224,7 +224,7 @@ Manifest from_json(const json& root, Checksums checksums) {
                   manifest.files.back().name, "' twice");
   }
   for (const auto& [name, value] : root.at("tensors").items()) {
-    check_tensor_name(name);  // checked before any message contains the name
+    check_tensor_name(name);  // checked before any message contains the tensor's name
     try {
       manifest.tensors.emplace(name, parse_tensor(value, manifest.files.size()));
     } catch (const Error& error) {

@@ -32,7 +32,7 @@
 
 namespace llama {
 
-// Sampling.
+// ---- Sampling.
 
 namespace {
 
@@ -79,7 +79,7 @@ at::Tensor keep_min_p(const at::Tensor& scores, double p) {
 
 at::Tensor token_probabilities(const at::Tensor& logits, const at::Tensor& seen,
                                const SamplingOptions& options) {
-  // In fp64, so that the cumulative sum over a large vocabulary is accurate.
+  // The scores are fp64, so that the cumulative sum over a large vocabulary is accurate.
   const at::Tensor scores =
       penalized(logits.to(c10::kDouble), seen, options.repetition_penalty) / options.temperature;
   return keep_min_p(keep_top_p(keep_top_k(scores, options.top_k), options.top_p), options.min_p)
@@ -136,7 +136,7 @@ void Sampler::remember(const at::Tensor& tokens) {
   }
 }
 
-// Stop strings.
+// ---- Stop strings.
 
 StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
@@ -175,7 +175,7 @@ std::size_t StopStrings::held_back() const {
   return most;
 }
 
-// The texts of a batch.
+// ---- The texts of a batch.
 
 GrowingText::GrowingText(std::string prompt, const Tokens& tokens,
                          const tessera::data::TokenizerPtr& tokenizer,
@@ -242,7 +242,7 @@ std::string TextWriter::json_of(const GrowingText& text) const {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-// Prompts.
+// ---- Prompts.
 
 namespace {
 
@@ -310,7 +310,7 @@ std::string standard_input(const GenerateOptions& options, const tessera::Device
 
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
   const std::int64_t most = config.max_positions;
-  // Checked before the cache is allocated. The default of --max-tokens is always accepted.
+  // --max-tokens is checked before the cache is allocated. Its default is always accepted.
   const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
   TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
                 max_tokens, " is more than the ", limit,
@@ -338,7 +338,7 @@ Tokens PromptEncoder::with_begin_tokens(const Tokens& tokens) const {
   return all;
 }
 
-// The loop.
+// ---- The generation loop.
 
 namespace {
 
@@ -424,7 +424,8 @@ Tokens of_rank_0(Tokens own, tessera::comm::Communicator* ranks, c10::Device dev
 GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
                          const SamplingOptions& options, const Tokens& end, const TokenSink& sink,
                          tessera::comm::Communicator* ranks) {
-  // Without gradients, because the cache would otherwise retain the autograd graph of every token.
+  // No gradients are recorded, because the cache would otherwise retain the autograd graph of every
+  // token.
   const c10::NoGradGuard no_grad;
   const Batch batch(prompts);
   const c10::Device device = model.device();
@@ -456,7 +457,7 @@ GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
   return times;
 }
 
-// Perplexity.
+// ---- Perplexity.
 
 TextWindows perplexity_windows(const GenerateOptions& options, const Config& config) {
   constexpr std::int64_t kDefault = 2048;

@@ -50,7 +50,7 @@ class Sampler {
 };
 
 /// Passes on a text that arrives in pieces, up to the first stop string. Text that may be the
-/// beginning of a stop string is withheld until this is decided.
+/// beginning of a stop string is withheld until further text decides it.
 class StopStrings {
  public:
   /// The strings must not be empty.
@@ -145,7 +145,7 @@ class PromptEncoder {
   PromptEncoder(const std::string& folder, const std::string& file, const Config& config);
 
   const tessera::data::TokenizerPtr& tokenizer() const { return tokenizer_; }
-  /// A text ends at any of these tokens.
+  /// A generated text ends at any of these tokens.
   const Tokens& end_tokens() const { return special_.end; }
   /// The text's own tokens, without begin tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }

@@ -54,7 +54,7 @@ tessera::planning::Search search_llama(const TrainOptions& options,
 /// A layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if they are
 /// above 1.
 std::string flags_of(const tessera::planning::TrainingLayout& layout);
-/// Returns the options with this layout.
+/// Returns `options` changed to this training layout.
 TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
 
 using namespace tessera;

@@ -27,7 +27,7 @@ class ByteStream {
 /// Throws Error if the file can't be opened.
 std::unique_ptr<ByteStream> open_stream(const std::string& path);
 
-/// Where a piece begins.
+/// The place where a piece of text begins.
 struct PiecePlace {
   std::size_t file = 0;      ///< index of the file
   std::uint64_t offset = 0;  ///< offset in the decompressed contents of the file

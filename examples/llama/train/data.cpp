@@ -80,7 +80,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   if (options.eos_token) {
     end = {*options.eos_token};
   } else {
-    // llama_tokenize uses the same token.
+    // The default end token is the one that llama_tokenize uses.
     const std::string file = tokenizer_file(options.tokenizer, options.model);
     if (!tokenizer && !file.empty()) {
       tokenizer = data::open_tokenizer(file);

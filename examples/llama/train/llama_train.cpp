@@ -105,7 +105,7 @@ bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
     return true;
   }
   evaluate(parts);
-  // Resets the counters, so that evaluation's memory is not counted in the next step.
+  // Resets the memory counters, so that evaluation's memory is not counted in the next step.
   observe::take_memory_use(options.device);
   metrics.eval_loss = parts.held_out;
   return parts.held_out.has_value();
@@ -171,7 +171,8 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
     load_checkpoint(run, checkpoints, parts.entries);
   }
   recording.begin(*run.world, run.state.step);
-  // After all checks that precede the first step, so that a failed start leaves no files.
+  // Outputs are created after all checks that precede the first step, so that a failed start leaves
+  // no files.
   prepare_outputs(run, checkpoints, log);
 
   // From here on, implicit communication outside of parallel styles and FSDP throws Error.

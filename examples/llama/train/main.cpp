@@ -21,9 +21,9 @@ int train(std::vector<std::string> arguments) {
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // Installed now, so that a signal during start-up is not lost. Never deleted, so that a late
-  // signal does not kill a rank that has saved. Without --checkpoint, a signal ends the run
-  // immediately.
+  // Signal handlers are installed now, so that a signal during start-up is not lost. They are never
+  // removed, so that a late signal does not kill a rank that has saved. Without --checkpoint, a
+  // signal ends the run immediately.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty()) {
     signals.emplace();

@@ -42,7 +42,7 @@ enum class Form {
   kComma,     ///< a list: comma-separated values
 };
 
-/// A row of the table.
+/// A flag: one row of the table.
 struct Flag {
   const char* name;
   Member member;
@@ -568,7 +568,8 @@ void check_metrics(const TrainOptions& o) {
                 "; name steps that the run makes");
 }
 
-// Read from the command line, which also has the inputs that a plan's options omit.
+// The input files are read from the command line, which also has the inputs that a plan's options
+// omit.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",

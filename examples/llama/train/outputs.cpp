@@ -267,7 +267,7 @@ Json fine_tuning_record(const TrainOptions& o) {
 
 namespace {
 
-/// The first of these flags whose value differs.
+/// The first of the given flags whose value differs between `saved` and `now`.
 std::string change_of(const Json& saved, const Json& now,
                       std::initializer_list<const char*> flags) {
   for (const char* flag : flags) {
@@ -316,11 +316,11 @@ void check_flags_of_begin(const Json& saved, const training::Checkpointer& check
                 "': ", of_optimizer, "; give the same, or --exclude optimizer");
 }
 
-/// Checked before tensors are loaded: with different adapters or another average, the error would
-/// be a list of missing names.
+/// Compares fine-tuning flags before tensors are loaded: with different adapters or another
+/// average, the load's error would be a list of missing names.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
-  // Checkpoints of older programs lack this record.
+  // Checkpoints of older programs lack the record of fine-tuning flags.
   if (!entries.contains("fine_tuning")) {
     return;
   }

@@ -48,7 +48,7 @@ void choose_kernels(const TrainOptions& o) {
     // In deterministic mode, libtorch requires a cuBLAS workspace of fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // Otherwise libtorch would fill all newly allocated memory.
+    // Without this setting, deterministic mode fills all newly allocated memory.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }

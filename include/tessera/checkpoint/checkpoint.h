@@ -94,8 +94,8 @@ struct LoadOptions {
   /// "optimizer.**". A pattern that matches no name in the step or in the state is an Error, except
   /// "optimizer.**".
   std::vector<std::string> exclude = {};
-  /// Load only the names that are in both and fit. LoadReport lists the names that were left
-  /// unchanged.
+  /// Whether to load only the names that are in both the state and the checkpoint and fit.
+  /// LoadReport lists the names that were left unchanged.
   bool partial = false;
   /// Like `partial`, but only for names that match these patterns; all other names must be present
   /// and fit. Example: a run that continues with a frozen backbone has no optimizer state for it,

@@ -86,7 +86,8 @@ void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem
 /// The files of a model folder other than the weights and config.json, by file name: the
 /// tokenizer's files, chat templates, and generation_config.json.
 using FilesBesideWeights = std::map<std::string, std::filesystem::path>;
-/// Returns the files of this kind in a model folder. Throws Error for a broken symbolic link.
+/// Returns the files other than weights and config.json in a model folder. Throws Error for a
+/// broken symbolic link.
 FilesBesideWeights files_beside_weights(const std::filesystem::path& model);
 /// Copies these files into `folder`; each file appears completely or not at all. Call it on one
 /// rank before the weights are exported, so that an exported model always has its tokenizer. Files

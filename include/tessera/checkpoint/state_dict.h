@@ -32,12 +32,12 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// The options of PyTorch's class of the same name.
 struct StateDictOptions {
-  /// Whole tensors instead of shards.
+  /// Whether the dict has whole tensors instead of shards.
   bool full_state_dict = false;
   /// Copies the tensors to the host. With full_state_dict, only rank 0 gets the tensors; the other
   /// ranks get an empty dict and receive no part of sharded tensors.
   bool cpu_offload = false;
-  /// Leave out parameters that do not require grad, and their optimizer state.
+  /// Whether to leave out parameters that do not require grad, and their optimizer state.
   bool ignore_frozen_params = false;
   /// For set_...(): missing or unexpected names throw Error.
   bool strict = true;

@@ -44,7 +44,7 @@ struct FileFingerprint {
   friend bool operator==(const FileFingerprint&, const FileFingerprint&) = default;
 };
 
-/// Throws Error if the file cannot be read.
+/// Reads a file's fingerprint. Throws Error if the file cannot be read.
 FileFingerprint fingerprint(const std::string& path);
 /// Returns the fingerprint of each file, in order.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);

@@ -136,7 +136,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// blocks.
   std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
   void set_context_parallel(const DeviceMesh& mesh) override;
-  /// nullptr: sequences are not split.
+  /// The context parallelism of sequences; nullptr if sequences are not split.
   const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
 
   /// Initializes weights from a truncated normal distribution (3 standard deviations), norms with

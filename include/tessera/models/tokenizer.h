@@ -43,8 +43,8 @@ SpecialTokens special_tokens_of(const std::filesystem::path& folder);
 /// the model's first end token; if the model has none either, empty. `tokenizer` may be nullptr.
 std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special);
-/// The tokens at the begin of a text that the model continues: the tokenizer's begin tokens (or
-/// none) if the tokenizer's files specify it, else the model's.
+/// The tokens at the beginning of a text that the model continues: the tokenizer's begin tokens (or
+/// none) if the tokenizer's files specify them, else the model's.
 std::vector<std::int64_t> text_begin(const data::Tokenizer& tokenizer,
                                      const SpecialTokens& special);
 

@@ -79,7 +79,7 @@ struct StepMemory {
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
-  /// In the order in which the moments reach their maximum; empty unless requested.
+  /// Moments in the order in which they reach their maximum; empty unless requested.
   std::vector<MomentMemory> moments;
 };
 

@@ -130,7 +130,7 @@ struct RunPlan {
 /// comm::fake_world and a kernels::FakeMode, with reserved memory only. Run one plan at a time per
 /// process. Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
-/// Plans one rank only.
+/// Plans the given rank only.
 RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
 /// Computes tokens_per_s, tflops and mfu from step_time_s. `products` is the FLOPs of one rank's
 /// matrix products; it is used if the options have no model FLOPs.

@@ -24,7 +24,8 @@ std::string to_text(const RunPlan& plan);
 /// One row per estimated layout, with the layouts on the frontier marked; then the refused layouts
 /// with the reason.
 std::string to_text(const Search& search);
-/// "It fits: 61.2 GiB of the 131 GiB that tensors can have of a h200."; "" without a machine.
+/// One line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors can
+/// have of a h200."; "" without a machine.
 std::string verdict(const RunPlan& plan);
 /// One line per large part of the memory peak, largest first, with advice on how to reduce it.
 std::vector<std::string> advice(const RunPlan& plan);

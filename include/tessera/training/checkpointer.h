@@ -102,7 +102,7 @@ class Checkpointer {
   const std::filesystem::path& source() const { return source_; }
   /// The step that load() found, as its own run counted it.
   std::int64_t loaded_step() const { return loaded_; }
-  /// The folder of a step.
+  /// The folder in which a step is saved.
   std::filesystem::path folder(std::int64_t step) const;
 
   /// Creates the folder and locks it for this run until the process ends. Throws Error if the

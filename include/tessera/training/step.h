@@ -102,7 +102,7 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 /// Not collective.
 class StepMeter {
  public:
-  /// `device`: "cpu" or "cuda".
+  /// `device`: the type of the measured device, "cpu" or "cuda".
   StepMeter(comm::WorldPtr world, std::string device);
   void begin();
   /// Marks the batch as available: the time since begin() counts as waiting for data.

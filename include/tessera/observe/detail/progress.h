@@ -11,11 +11,11 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// "1,234,567.89": with thousands separators, independent of the locale.
+/// A number with thousands separators, independent of the locale: "1,234,567.89".
 std::string grouped(double value, int decimals = 0);
-/// "3.4 GiB", "512 B".
+/// A size in bytes for people: "3.4 GiB", "512 B".
 std::string bytes_text(double bytes);
-/// "42s", "3m20s", "2h05m", "1d04h".
+/// A duration for people: "42s", "3m20s", "2h05m", "1d04h".
 std::string duration_text(double seconds);
 
 /// A progress line at the bottom of a terminal: the finished steps of a run and its estimated end.
