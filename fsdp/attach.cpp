@@ -321,7 +321,8 @@ void make_unit(const UnitSpec& spec) {
   }
   const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<UnitSlotKeeper>(unit);
   for (const ParameterSpec& parameter : spec.parameters) {
-    // Attached to the modules that own each slot, because callers know slots and not units.
+    // The keeper of a slot is attached to the modules that own the slot, because callers know slots
+    // and not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(kept);
     }

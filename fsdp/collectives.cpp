@@ -33,7 +33,8 @@ void CommContext::reduce(std::vector<ParameterGroup>& groups) {
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup& group : groups) {
     group.gradients().start_reduce(*this);
-    // Added after start_reduce, so that a reduction that failed to start is not waited for.
+    // The group is listed only after start_reduce, so that a reduction that failed to start is not
+    // waited for.
     reducing_.push_back(&group.gradients());
   }
 }
@@ -50,8 +51,8 @@ void CommContext::settle() {
   finish_reductions();
   // The optimizer runs in the compute lane.
   streams_->order(Lane::kReduceScatter, Lane::kCompute);
-  // Runs in the compute lane, which now follows the reductions, because the sums' inputs are views
-  // of the reductions' results.
+  // The pending sums run in the compute lane, which now follows the reductions, because their
+  // inputs are views of the reductions' results.
   sums_.run();
   free_retired();
   pool_.clear();
@@ -235,7 +236,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
   }
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
-  // Packed in the compute lane, where autograd made the gradients.
+  // The gradients are packed in the compute lane, where autograd made them.
   buffer_ = context.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack(unsharded, segments_, input);
@@ -246,8 +247,8 @@ void GradientReduction::reduce_packed(CommContext& context) {
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({numel}, tensor_options());
   if (ranks == 1) {  // replicate(): all-reduce without reduce-scatter
-    // Copied to the output because the buffer returns to the pool, while gradients given to
-    // parameters are views of the output.
+    // The packed sum is copied to the output, because the buffer returns to the pool and parameters
+    // get views of the output.
     output_.copy_(input.view({numel}));
     work_ = start_all_reduce();
     return;
@@ -290,7 +291,8 @@ void GradientReduction::join_earlier() {
     // The divisor or the type may have changed between the micro-batches.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
-      // Out of place, because the user's hooks may hold a reference to autograd's tensor.
+      // The sum is not computed in place, because the user's hooks may hold a reference to
+      // autograd's tensor.
       gradients_[i].local = gradients_[i].local.add(earlier.local, factor);
     } else {
       shard(i).add_(earlier.local, factor);
@@ -391,11 +393,12 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       hook()(gradient);
     }
     if (options_.divisor != 1) {
-      // Out of place, because the user's hooks may hold a reference to autograd's tensor.
+      // The division is not done in place, because the user's hooks may hold a reference to
+      // autograd's tensor.
       gradient = gradient.div(options_.divisor);
     }
-    // Only gradients that become `.grad` as they are. The other ones are added to an earlier
-    // gradient, or have a pending sum.
+    // Only gradients that become `.grad` as they are are collected here. The other ones are added
+    // to an earlier gradient, or have a pending sum.
     if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
         gradients_[i].pending == nullptr) {
       complete.push_back(&gradient);

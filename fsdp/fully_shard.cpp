@@ -73,7 +73,8 @@ void set_each(nn::ModuleBase& module, bool recurse, const char* asked, T Setting
 
 std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
                                               const char* asked) {
-  // Weak pointers, because units that prefetch each other would form a reference cycle.
+  // The units are stored as weak pointers, because units that prefetch each other would form a
+  // reference cycle.
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::ModuleBase* module : modules) {
     TESSERA_CHECK(module != nullptr, asked, " was given a null module");

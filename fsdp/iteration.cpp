@@ -72,7 +72,7 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-// Forward.
+// The steps of an iteration around forward.
 
 /// Checks this iteration's own token, because another model's backward may be running on this
 /// thread. Autograd may hold the token slightly longer than backward runs, so the id of the running
@@ -83,8 +83,8 @@ bool IterationState::backward_failed() const {
 }
 
 bool IterationState::begin_forward() {
-  // Read before the phase changes. Also true after a failed backward, whose gathered memory and
-  // gradients are dropped in the same way.
+  // `abandons` is read before the phase changes. It is also true after a failed backward, whose
+  // gathered memory and gradients are dropped in the same way.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -175,8 +175,8 @@ void IterationState::end_forward(bool backward_comes) {
     unit->end_partial_forward();
   }
   free_unused();
-  // Done before the phase changes. If ranks have gathered different units, all of them throw here,
-  // and none waits forever in backward.
+  // The ranks agree before the phase changes. If they have gathered different units, all of them
+  // throw here, and none waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
   if (phase() == IterationPhase::kBackward) {  // a backward within this forward has failed
@@ -223,7 +223,7 @@ void IterationState::forget_reductions() const {
   }
 }
 
-// Backward.
+// The steps of an iteration around backward.
 
 void IterationState::enter_backward() {
   if (phase() != IterationPhase::kBackward) {
@@ -262,7 +262,7 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // In reverse order, as backward runs.
+  // Units end their backward in reverse order, as backward itself runs.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
   // If more backwards follow (set_is_last_backward), nothing is settled yet.
   const bool last = is_last_backward();

@@ -508,8 +508,8 @@ at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
 /// Takes the gradient off `unsharded` and returns it in the parameter's layout, or as a partial sum
 /// over one group. Any other pending sum is computed here, in `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
-  // Removed from `.grad` at once. Otherwise the next backward would add to it, and the gradient
-  // that is reduced now would count twice.
+  // The gradient is removed from `.grad` at once. Otherwise the next backward would add to it, and
+  // the gradient that is reduced now would count twice.
   at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
     return {gradient, nullptr, gradient.defined()};

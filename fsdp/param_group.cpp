@@ -302,8 +302,8 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
-  // Counted even if the group is still unsharded: whether it was gathered again must make no
-  // difference to the program.
+  // Writes are counted even if the group is still unsharded, because it must make no difference to
+  // the program whether the group was gathered again.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.count_writes();
   }

@@ -251,7 +251,7 @@ class GatheredState {
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
 
   comm::Lane lane_ = comm::Lane::kAllGather;    ///< the lane of the last gather
-  at::Tensor send_;                             ///< the input of the all-gather under way
+  at::Tensor send_;                             ///< the input of the all-gather in progress
   std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel); empty if gathered in place
   comm::WorkPtr gather_;
 };

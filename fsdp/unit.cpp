@@ -45,15 +45,16 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->buffer_slots()) {
       if (!ignored.contains(slot) && is_elsewhere(slot->get(), device)) {
-        // Replaced through the slot, so that nn::Parameter members see the moved tensor.
+        // The parameter is replaced through its slot, so that nn::Parameter members see the moved
+        // tensor.
         slot->swap(slot->get().to(device));
       }
     }
   }
   for (const at::Tensor& buffer : module.buffers(/*recurse=*/false)) {
     if (is_elsewhere(buffer, device)) {
-      // Moved in place, because libtorch's register_buffer returned the tensor object itself to the
-      // program.
+      // The buffer is moved in place, because libtorch's register_buffer returned the tensor object
+      // itself to the program.
       buffer.set_data(buffer.to(device));
     }
   }
@@ -299,7 +300,7 @@ void Unit::free_idle_buffers() {
   }
 }
 
-// Forward.
+// The hooks around forward.
 
 /// Warns once if the ranks had different numbers of rows in the previous training forward and
 /// nothing weighs the ranks' losses. The warning comes one forward late, because by then the
@@ -390,7 +391,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // Started after this unit's own all-gathers, which are needed first and use the same lane.
+  // The prefetch starts after this unit's own all-gathers, which are needed first and use the same
+  // lane.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
   if (to_run_.empty()) {  // or if a backward ran between two of the modules
@@ -464,7 +466,7 @@ void Unit::end_partial_forward() {
   if (to_run_.empty()) {
     return;
   }
-  // Warned only once, because it is no error and may be intended.
+  // The warning is shown once, because skipping a module is no error and may be intended.
   if (!std::exchange(warned_, true)) {
     TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
                (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
@@ -474,7 +476,8 @@ void Unit::end_partial_forward() {
   if (runs_forward()) {
     end_forward();
   } else if (phase_ != UnitPhase::kBackward) {
-    // In kBackward a backward ran between two of the modules.
+    // In kBackward the memory is not freed here, because a backward runs between two of the unit's
+    // modules.
     free_after_forward();
   }
 }
@@ -505,7 +508,7 @@ void Unit::free_after_forward() {
   }
 }
 
-// Backward.
+// The hooks around backward.
 
 /// Whether the running backward will also reach another call of this unit. Autograd then
 /// accumulates the parameters' gradients of all calls and makes them available after the last one.
@@ -530,12 +533,13 @@ void Unit::pre_backward(RecordedCall* call) {
   if (settings_->unshard_in_backward || unsharded()) {
     unshard();
   }
-  // Done before more is gathered, because the packed gradients of the previous reduction still use
-  // memory.
+  // Reductions finish before more is gathered, because the packed gradients of the previous
+  // reduction still use memory.
   comm_context().finish_reductions();
-  // Done after finish_reductions(), which calls the program's hooks on other units' gradients.
+  // Accumulated gradients are restored after finish_reductions(), which calls the program's hooks
+  // on other units' gradients.
   groups_.each(&GradientState::restore_accumulated_grads);
-  // Done last, because this unit's own gather is needed first.
+  // The prefetch is last, because this unit's own gather is needed first.
   prefetch_for_backward();
 }
 
@@ -679,8 +683,8 @@ void Unit::make_iteration() {
     unit->iteration_ = iteration_;
     unit->groups_.set_comm_context(groups_.shared_comm_context());
     unit->groups_.set_batch_mesh(groups_.mesh());
-    // Labelled by the first of its modules that is below the root, because its other modules may be
-    // in another tree.
+    // A unit is labelled by the first of its modules that is below the root, because its other
+    // modules may be in another tree.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
     unit->settings_->label =

@@ -177,7 +177,7 @@ class UnitParameterGroups {
   std::vector<ParameterGroup> groups_;
 };
 
-/// RequestedParameter once.
+/// Returns the parameter groups whose origins are compared; called only for the first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
 /// The lowest and the highest number of rows that a rank has.

@@ -258,7 +258,8 @@ void UnitParameterGroups::prepare(bool is_first) {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // Compared only now, because shards may have been put into the slots since the unit was made.
+  // Copies are compared at the first prepare() and not earlier, because shards may have been put
+  // into the slots since the unit was made.
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, settings_->label);
   }

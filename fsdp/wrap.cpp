@@ -85,7 +85,7 @@ void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
   });
 }
 
-// The module tree.
+// Reading the module tree.
 
 /// The modules of `root` that are in no unit. Throws Error if `root` is a unit. `call`: the
 /// caller's name in messages.
@@ -135,7 +135,7 @@ std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
   return parameters;
 }
 
-// plan_units.
+// The steps of plan_units.
 
 /// The units that `policy` chooses. Visits children first, so that a policy by size sees only the
 /// parameters that the units below have not taken.
@@ -211,7 +211,7 @@ void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotP
        "set Options::allow_mixed_frozen");
 }
 
-// apply_plan.
+// The steps of apply_plan.
 
 /// A unit of a plan, found in the module tree.
 struct Target {
@@ -338,7 +338,7 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
                                  choose(target.parameters, data_mesh, options), data_mesh,
                                  options));
   }
-  // Warned once for the whole plan, with the name relative to its root.
+  // The batch-norm warning is shown once for the whole plan, with the name relative to its root.
   warn_of_batch_norm(root, mesh.size());
   std::ranges::for_each(specs, make_unit);
 }

@@ -68,7 +68,7 @@ std::string message_of(const std::function<void()>& work) {
   try {
     work();
     return message;
-    // Handled separately, because what() of a c10::Error would append a stack trace.
+    // A c10::Error is handled separately, because its what() would append a stack trace.
   } catch (const c10::Error& error) {
     message = error.what_without_backtrace();
   } catch (const std::exception& error) {

@@ -232,9 +232,9 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // Opened for writing, because NFS grants an exclusive lock only then. O_NOFOLLOW and
-    // O_NONBLOCK, because an unknown entry of such a name must neither lead elsewhere nor block (a
-    // FIFO).
+    // The file is opened for writing, because NFS grants an exclusive lock only then. O_NOFOLLOW
+    // and O_NONBLOCK are set, because an unknown entry of such a name must neither lead elsewhere
+    // nor block (a FIFO).
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;
@@ -249,7 +249,7 @@ void remove_leftovers(const std::filesystem::path& folder,
 void sync_folder(const std::filesystem::path& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool synced = fd >= 0 && uninterrupted([&] { return fsync(fd); }) == 0;
-  // Saved, because close() may overwrite errno.
+  // errno is saved, because close() may overwrite it.
   const int error = errno;
   if (fd >= 0) {
     close(fd);

@@ -138,7 +138,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
     return detail::concat("those after the first ", kKeptCalls);
   }
   const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
-  // Grouped by call, so that the message names a call once, with all ranks that made it.
+  // Ranks are grouped by call, so that the message names a call once, with all ranks that made it.
   std::map<std::string, std::vector<int>> elsewhere;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
     const std::string& there = call_at(calls[rank], position);
@@ -344,7 +344,7 @@ class CheckedCommunicator final : public Communicator {
     check_tensor("broadcast", tensor, "tensor");
     TESSERA_CHECK(root >= 0 && root < size(), describe(group_, "broadcast"), ": root ", root,
                   " is outside the group; pass a rank of the group, 0 to ", size() - 1);
-    // Only the root sends.
+    // In a broadcast only the root sends bytes.
     return watched("broadcast", root == rank() ? input_bytes(tensor) : 0,
                    [&] { return inner_->broadcast(tensor, root); });
   }
@@ -403,7 +403,8 @@ class CheckedCommunicator final : public Communicator {
     if (!local_error.empty()) {
       history_.add("an error (" + local_error + ")");
     }
-    // Emptied even if the comparison throws, because the group can still be used afterwards.
+    // The history is emptied even if the comparison throws, because the group can still be used
+    // afterwards.
     const CallHistory history = std::exchange(history_, {});
     std::string difference;
     const CallerScope caller("agree_on_calls");

@@ -472,7 +472,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // Shared with the Works, which may outlive this object.
+  // The process group is shared with the Works, which may outlive this object.
   NcclGroupPtr group_;
 };
 

@@ -166,8 +166,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // Made without the lock: this may take as long as the time-out, and abort() must not wait for
-    // it.
+    // The group is made without the lock: this may take as long as the time-out, and abort() must
+    // not wait for it.
     CommunicatorPtr made;
     try {
       made = make_();
@@ -309,7 +309,7 @@ class GlooGroup {
 
   GroupInfo group_;
   detail::GroupPtr process_group_;
-  // Also set by abort(), from another thread than the waiting one.
+  // failed_ is also set by abort(), from another thread than the waiting one.
   std::atomic<bool> failed_{false};
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
@@ -343,7 +343,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // Runs in wait(), on the waiting thread. Owns the tensors that it writes.
+  // finish_ runs in wait(), on the waiting thread. It owns the tensors that it writes.
   std::function<void()> finish_;
 };
 

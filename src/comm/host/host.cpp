@@ -158,7 +158,7 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
                 ": not a number of seconds ", may_be_zero ? "from 0" : "above 0",
                 " to 1000000; correct or unset it");
   constexpr double kMillisecondsPerSecond = 1000;
-  // Rounded up, so that a very small value does not become 0.
+  // The time-out is rounded up, so that a very small value does not become 0.
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
@@ -319,7 +319,8 @@ std::string routable_address(const std::string& peer) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // Reported on the host that is misconfigured, because other hosts would only see a time-out.
+  // The error is reported on the host that is misconfigured, because other hosts would only see a
+  // time-out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards MASTER_ADDR=", peer, "; set GLOO_SOCKET_IFNAME to the interface to use");
@@ -350,7 +351,7 @@ int listen_on_loopback(std::uint16_t port) {
       bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
       listen(fd, SOMAXCONN) == 0;
   if (!listening) {
-    // Saved, because close() may change errno.
+    // errno is saved, because close() may change it.
     const int error = errno;
     close(fd);
     fail("rank 0 cannot listen on MASTER_PORT=", port, ": ", std::strerror(error),

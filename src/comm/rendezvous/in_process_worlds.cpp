@@ -86,8 +86,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   const int number = next_world_number();
   std::vector<RecordPtr> records;
   for (int rank = 0; rank < size; ++rank) {
-    // In memory and not in a file: the processes of a job share its folder, and each may have such
-    // a world.
+    // The records are in memory and not in files, because the processes of a job share its folder,
+    // and each may have such a world.
     records.push_back(make_record(watch_settings(rank, number, options), size, ""));
   }
   std::vector<WorldPtr> worlds;

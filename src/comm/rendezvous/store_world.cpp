@@ -35,7 +35,7 @@ namespace {
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
-    // Only the default action is replaced.
+    // Only the default action of SIGPIPE is replaced.
     static_cast<void>(signal(SIGPIPE, SIG_IGN));
   }
 }
@@ -115,8 +115,8 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // Runs last, even if another rank did not arrive, because this rank no longer waits for
-    // anything.
+    // The watch ends last, even if another rank did not arrive, because this rank no longer waits
+    // for anything.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -214,8 +214,8 @@ class StoreWorld final : public World {
     }
   }
 
-  // Checked on every rank before anything is sent, so that an invalid list is an Error and not a
-  // time-out.
+  // The ranks of a group are checked on every rank before anything is sent, so that an invalid list
+  // is an Error and not a time-out.
   GroupInfo checked_info(const std::vector<int>& ranks, const std::string& name) const {
     const auto self = std::ranges::find(ranks, rank());
     const bool in_range =
@@ -272,7 +272,8 @@ class StoreWorld final : public World {
         {.device = device_index_, .parent = std::move(parent)});
   }
 
-  // Shared with functions that the groups run later: groups on the host may outlive the world.
+  // The job is shared with functions that the groups run later: groups on the host may outlive the
+  // world.
   JobPtr job_;
   WorldOptions options_;
   int device_index_ = -1;
@@ -285,7 +286,8 @@ class StoreWorld final : public World {
   CommunicatorPtr nccl_of_all_;
   /// How many NCCL groups of each name this rank has made. The numbers of other ranks may differ.
   std::map<std::string, int> times_named_;
-  // Cached for the life of the world, because meshes use the same groups again and again.
+  // Groups are cached for the life of the world, because meshes use the same groups again and
+  // again.
   Groups groups_, host_groups_;
 };
 
@@ -342,7 +344,8 @@ WatchSettings watch_settings(int rank, int world, const WorldOptions& options) {
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options) {
   auto world = std::make_shared<StoreWorld>(std::move(job), options);
   if (options.backend == "nccl" && getpid() == gettid()) {
-    // Made before `left`, so that it still exists when the NCCL groups end at the thread's end.
+    // The thread's listing is made before `left`, so that it still exists when the NCCL groups end
+    // at the thread's end.
     static_cast<void>(listed_thread());
     thread_local LeftWorlds left;
     left.add(world);

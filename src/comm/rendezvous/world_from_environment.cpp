@@ -61,7 +61,7 @@ class JobWarnings final : public c10::WarningHandler {
     const std::lock_guard lock(mutex_);
     const std::string text = in_one_line(warning.msg());
     if (shown_.insert(text).second && is_first_of_job(text)) {
-      // Written in one call, so that lines of several ranks do not mix.
+      // The warning is written in one call, so that lines of several ranks do not mix.
       std::cerr << detail::concat("tessera: warning: ", text, " [rank ", rank_, "]\n")
                 << std::flush;
     }
@@ -260,7 +260,8 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
   const bool one_host =
       std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
   if (!one_host) {
-    // Only for several hosts, because on one host a missing network must not be an error.
+    // The address is determined only if there are several hosts, because on one host a missing
+    // network must not be an error.
     info.address = routable_address(job.address);
   }
   return info;

@@ -296,7 +296,7 @@ void reduce(std::byte* output, std::span<const std::byte* const> sources, std::s
   // A block is reduced over all sources before the output is written, because the output may be one
   // of the sources.
   std::array<A, kBlock> sums;
-  // Converted through float, because the accumulator may be complex.
+  // The number of terms is converted through float, because the accumulator may be complex.
   const auto terms = static_cast<A>(static_cast<float>(sources.size()));
   for (std::size_t start = 0; start < elements; start += kBlock) {
     const std::size_t count = std::min(kBlock, elements - start);
@@ -525,8 +525,8 @@ void ShmGroup::run(ShmOperation& operation) {
     // round.
     segment_.wait(group_, round_, collective.c_str());
     if (round == 0) {
-      // Read only after the first round, because a rank with little to send does not know how many
-      // rounds the other ranks need.
+      // The number of rounds is read only after the first round, because a rank with little to send
+      // does not know how many rounds the other ranks need.
       rounds = agreed_rounds(operation);
     }
     for (int rank = 0; rank < group_.size(); ++rank) {
@@ -986,7 +986,8 @@ std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const Gro
     return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
   }
   auto segment = wanted ? ShmSegment::create(group.size()) : std::nullopt;
-  // Sent even without a segment, because the other ranks wait for the key.
+  // The first rank sends a handle even if it has no segment, because the other ranks wait for the
+  // key.
   tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
 }

@@ -188,7 +188,7 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   const auto& header = *static_cast<const Header*>(base);
   ShmSegment segment(fd, base, bytes, header.ranks, handle);
   segment.slot_bytes_ = header.slot_bytes;
-  // In another pid namespace the pid belongs to another process.
+  // Another token means another pid namespace, in which the pid belongs to another process.
   if (header.token != token) {
     return std::nullopt;
   }
@@ -246,8 +246,8 @@ bool ShmSegment::arrived(std::uint32_t round) const {
 void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
   Header& shared = header();
   shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  // Read after `sleepers` was incremented, and passed to the kernel: if the round completes in
-  // between, the kernel finds another value and does not sleep.
+  // The counter is read after `sleepers` was incremented, and its value is passed to the kernel: if
+  // the round completes in between, the kernel finds another value and does not sleep.
   const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
   if (!reached(seen, round)) {
     futex_wait(shared.completed, seen, most);
@@ -268,7 +268,7 @@ void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* c
   while (!arrived(round)) {
     sleep_until_arrived(round, std::min(kPeerCheck, group.timeout));
     if (!arrived(round)) {
-      // Checked after each sleep, because a dead rank does not wake this one.
+      // The other ranks are checked after each sleep, because a dead rank does not wake this one.
       peers.check([&] { return missing(group, round); });
     }
   }

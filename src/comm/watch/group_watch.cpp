@@ -112,7 +112,8 @@ thread_local const ListedThread* works_for = nullptr;
 
 std::int64_t list_this_thread(const WorldWatchPtr& world) {
   flight::ThreadSlot& slot = this_thread().slot_in(world);
-  // In a shared slot, a call of one thread does not show what the other threads do.
+  // In a slot that several threads share, a call of one thread does not show what the other threads
+  // do.
   const bool is_own = slot.id.load(std::memory_order_relaxed) != flight::kSeveralThreads;
   if (is_own && slot.worked.load(std::memory_order_relaxed) != 0) {
     slot.worked.store(0, std::memory_order_relaxed);

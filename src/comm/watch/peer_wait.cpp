@@ -107,7 +107,8 @@ void PeerWait::fail_late(const std::vector<int>& missing) const {
   if (const std::string near = world.what_they_do(missing); !near.empty()) {
     text += ": " + near;
   }
-  // Added even if ranks of this host are missing, because these may wait for ranks on other hosts.
+  // The activity of other hosts is added even if ranks of this host are missing, because these may
+  // wait for ranks on other hosts.
   const std::string far = what_others_do(world);
   if (!far.empty()) {
     text += "; on other hosts " + far;

@@ -92,8 +92,8 @@ void Watchdog::stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  // Destroyed after the lock is released, because destroying the calls may end a world, which takes
-  // the lock again.
+  // The device calls are destroyed after the lock is released, because destroying them may end a
+  // world, which takes the lock again.
   std::vector<DeviceWork> left;
   const std::lock_guard lock(mutex_);
   left.swap(devices_);

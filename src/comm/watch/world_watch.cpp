@@ -91,7 +91,7 @@ RecordPtr RecordMemory::open(const std::string& handle) {
   }
   RecordPtr opened(new RecordMemory(fd, record));
   opened->handle_ = handle;
-  // In another pid namespace the pid belongs to another process.
+  // Another token means another pid namespace, in which the pid belongs to another process.
   return record->token == token && record->magic == flight::kMagic ? opened : nullptr;
 }
 

@@ -268,7 +268,7 @@ class Layout::Table {
   /// Releases what may be the last reference to a layout. Done under the lock, so that no thread
   /// can find the layout and make a new reference between the count reaching 0 and the removal.
   void release(const Layout* layout) {
-    // Read before the removal below, which destroys the layout.
+    // The bucket is looked up before the removal below, which destroys the layout.
     auto& bucket = bucket_of(layout->hash_);
     const std::unique_lock lock(bucket.mutex);
     // acq_rel: accesses of other threads before they released their references happen before the

@@ -82,7 +82,7 @@ class Search {
     for (auto& step : proposed_) {
       step.bytes = plan::step_bytes(problem_, step);
       const auto cost = nodes_[number].cost + plan::step_cost(model_, step);
-      // Copied first, because the step is moved from in the same call.
+      // The target layout is copied first, because the step is moved from in the same call.
       const auto to = step.to;
       reach(to, cost, number, std::move(step));
     }

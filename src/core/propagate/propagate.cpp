@@ -124,7 +124,7 @@ class AcceptedRule {
     tensor[at] = {factor_};
   }
 
-  // Also used for results, whose sizes propagate() reads from the factors.
+  // fill() is also used for results, whose sizes propagate() reads from the factors.
   void fill(std::vector<ShardingRule::TensorFactors>& tensors, const SizesOfEach& sizes) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       for (std::size_t dim = 0; dim < tensors[i].size(); ++dim) {
@@ -258,7 +258,8 @@ class TensorGroupPropagation {
     }
   }
 
-  // Decided here, where the sharded factors are known; dtensor follows the decision.
+  // Whether the local call is used is decided here, where the sharded factors are known; dtensor
+  // follows the decision.
   bool wants_local_call() const {
     if (!rule_.local_call) {
       return false;
@@ -290,8 +291,8 @@ class TensorGroupPropagation {
     }
     for (std::size_t m = 0; m < choices_.size(); ++m) {
       if (shards(m, factor) && !present.count(static_cast<int>(m))) {
-        // Appended at the inner end of the first digit, so that existing mesh dimensions keep their
-        // cuts.
+        // The mesh dimension is appended at the inner end of the first digit, so that existing mesh
+        // dimensions keep their cuts.
         digits.front().mesh_dims.push_back(static_cast<int>(m));
       }
     }

@@ -188,7 +188,7 @@ TensorGroupChooser::TensorGroupChooser(const ShardingRule& rule, const OpCall& c
                                        std::span<const std::int64_t> mesh_sizes,
                                        const ShardingRule::TensorGroup& group)
     : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
-  // Only the in-place pairs of this group matter.
+  // Only the in-place pairs of this tensor group matter.
   for (const auto& pair : rule.inplace) {
     if (contains(group.outputs, pair.output)) {
       inplace_.push_back(pair);

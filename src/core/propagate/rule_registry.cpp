@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// The library's own rules
+// The library's own rules.
 
 /// Appends the expansions of a name with braces: "a{,_}" gives "a" and "a_".
 void expand_braces(std::string name, std::vector<std::string>& result) {
@@ -184,7 +184,7 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
   return rule;
 }
 
-// A user's rules
+// Rules that users register.
 
 /// Rules of users are separate from the library's, because they may change until they are used, and
 /// so need a lock.

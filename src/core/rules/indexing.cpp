@@ -198,7 +198,7 @@ std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   return rule;
 }
 
-// Searching
+// Rules for operators that search.
 
 /// take(self, index), bucketize(self, boundaries): each element of one tensor reads all of the
 /// other tensor.

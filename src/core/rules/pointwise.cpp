@@ -13,7 +13,7 @@ namespace tessera::rules {
 
 namespace {
 
-// Constants
+// Rules for operators that make constants.
 
 /// zeros_like and similar operators: the result is laid out as the tensor, whose values are not
 /// read.
@@ -33,8 +33,8 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   TensorFactors result;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    // Only for an equal number of dimensions, because otherwise it is unclear which dimensions
-    // correspond.
+    // A dimension of the result follows the tensor's only if both have the same number of
+    // dimensions; otherwise it is unclear which dimensions correspond.
     const bool follows = sizes.size() == own.size() && sizes[dim] == own[dim];
     result.push_back({follows ? add_factor(rule, sizes[dim]) : add_unsharded(rule, sizes[dim])});
     if (follows) {
@@ -58,7 +58,7 @@ std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   return rule;
 }
 
-// Random numbers
+// Rules for operators that draw random numbers.
 
 /// A pointwise operator that draws random numbers: laid out as its tensors, which must not be
 /// partial. `reads`: whether it reads their values. dtensor runs these operators by global element
@@ -336,7 +336,7 @@ std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view li
     rule.outputs.push_back(*result);
     rule.groups.push_back({tensors, {output}});
     add_linear_terms(rule, linear, tensors);
-    // Added here, because the registry adds it only for single results.
+    // The in-place pair is added here, because the registry adds it only for single results.
     if (is_inplace(call.op)) {
       rule.inplace.push_back({tensors[0], output});
     }

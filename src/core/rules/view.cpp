@@ -39,7 +39,7 @@ struct ViewRule {
   }
 };
 
-// Permutations
+// Rules for permutations of dimensions.
 
 std::optional<ShardingRule> permuted(const OpCall& call, const std::vector<int>& order) {
   ViewRule view(call);
@@ -77,7 +77,7 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
   return call.tensor(0).ndim() < 2 ? swapped(call, 0, 0) : swapped(call, 0, 1);
 }
 
-// Dimensions added, removed and repeated
+// Rules for views that add, remove or repeat dimensions.
 
 /// squeeze removes the dimensions of global size 1. Other dimensions of local size 1 must stay, so
 /// the local call names the dimensions to remove.
@@ -165,7 +165,7 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).finish({output});
 }
 
-// Windows and diagonals
+// Rules for windows and diagonals.
 
 /// unfold(self, dim, size, step): a dimension becomes the number of windows, and a new last
 /// dimension has the positions in a window.
@@ -212,7 +212,7 @@ std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   return std::move(view).finish({output});
 }
 
-// Views as another type.
+// Rules for views as another element type.
 
 /// Keeps only sums and averages partial, because a maximum has no meaning for complex numbers.
 void keep_linear_only(ShardingRule& rule) {

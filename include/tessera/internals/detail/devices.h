@@ -72,7 +72,7 @@ void set_cpu_allocator(c10::Allocator* allocator);
 // libtorch's profiler of operators and kernels, which torch.profiler uses in Python. In C++ only
 // the legacy profiler has a class.
 //
-// No version differs in what is used.
+// libtorch versions do not differ in the parts used here.
 //
 // Canary: KernelProfilerCanary.
 

@@ -21,7 +21,8 @@ namespace tessera::detail {
 // The public way to define a tensor type is __torch_dispatch__, in Python. In C++ it needs a
 // subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
-// Inline: a wrapper is made for every result of every operator. No version differs in what is used.
+// Inline: a wrapper is made for every result of every operator. libtorch versions do not differ in
+// the parts used here.
 //
 // Canary: TensorWrapperCanary.
 
