@@ -301,7 +301,8 @@ bool lacks_head(const std::string& config_json, const std::vector<std::string>& 
     return false;
   }
   apart["tie_word_embeddings"] = false;
-  // Compared with the default of the configuration's class.
+  // Compares with the untied configuration, in which a missing key has the default of the model's
+  // class.
   return config_change(config_json, apart.dump()).empty();
 }
 
@@ -440,7 +441,8 @@ std::string content_of(const fs::path& path) {
   return files::read_file(path, "a file of a model", kMaxBytes);
 }
 
-/// Symbolic links are listed even if their target does not exist.
+/// The files of this kind in a folder. Symbolic links are listed even if their target does not
+/// exist.
 FilesBesideWeights files_in(const fs::path& folder) {
   FilesBesideWeights files;
   for (const char* name : kNames) {

@@ -252,8 +252,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// Sorted as in the reference implementation's enum, because the order of tensors in a file depends
-/// on it.
+/// The types of the format, sorted as in the reference implementation's enum, because the order of
+/// tensors in a file depends on it.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", 8, ScalarType::Bool, 0},
     {"F4", 4, ScalarType::Undefined, 1},
@@ -320,7 +320,7 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type) {
 }
 
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype) {
-  // Counts zeros as ones: a product that wraps around to 0 must not pass as an empty tensor.
+  // Zeros count as ones, so that a product that wraps around to 0 does not pass as an empty tensor.
   std::int64_t positions = 1;
   for (const auto size : sizes) {
     TESSERA_CHECK(!__builtin_mul_overflow(positions, std::max<std::int64_t>(size, 1), &positions),
@@ -395,7 +395,8 @@ using nlohmann::json;
 /// Depth 3: the top-level object, a tensor's object, and lists in it.
 constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
 
-/// Accepts types that the format has and libtorch lacks; only reading such a tensor fails.
+/// Parses a tensor's type. Types that libtorch lacks are accepted here; only reading such a tensor
+/// fails.
 const SafetensorsDtype& parse_dtype(const json& value) {
   TESSERA_CHECK(value.is_string(), "its dtype is not a string");
   const auto* dtype = find_dtype(value.get_ref<const std::string&>());
@@ -526,7 +527,7 @@ std::string entry_json(const std::string& name, const TensorEntry& entry) {
 
 HeaderPlan plan_header(std::vector<Item> items,
                        const std::map<std::string, std::string>& metadata) {
-  // Widest types first, so that all data are aligned.
+  // Tensors with the widest types come first, so that all data are aligned.
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return std::tuple(-dtype_of(a).order, a.name) < std::tuple(-dtype_of(b).order, b.name);
   });

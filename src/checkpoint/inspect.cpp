@@ -59,7 +59,8 @@ void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
 namespace {
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// Also limits the number of elements, because comparisons convert small types to wider ones.
+/// Blocks are also limited in their number of elements, because comparisons convert small types to
+/// wider ones.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 using Chunks = std::vector<std::pair<const std::string*, const ManifestChunk*>>;
@@ -198,7 +199,8 @@ class Verification {
     }
   }
 
-  /// The tensors at these bytes, or "" if the header can no longer be read.
+  /// The names of the tensors with bytes in [begin, end) of a file; "" if the header can no longer
+  /// be read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {

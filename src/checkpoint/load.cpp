@@ -172,7 +172,7 @@ class Comparison {
     }
   }
 
-  /// The names of this entry in the step: one name per distinct tensor.
+  /// The names of a state entry in the step: one name per distinct stored tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;

@@ -237,7 +237,7 @@ void check_copies(const Match& match) {
   }
 }
 
-/// Reads only this rank's blocks, in the order of the files.
+/// Fills the parameters. Reads only this rank's blocks, in the order of the files.
 void fill(std::vector<Match> matches) {
   std::ranges::stable_sort(matches, {}, [](const Match& match) {
     const auto& [file, name] = match.in_file;
@@ -262,7 +262,7 @@ using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder,
           const HuggingFaceOptions& options, const RunStep& run) {
-  // Without it, filling a leaf that requires grad would throw.
+  // No gradients: filling a leaf that requires grad would otherwise throw.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;

@@ -48,7 +48,7 @@ struct Manifest {
   std::string run_id;
   std::int64_t step = 0;
   int world_size = 0;
-  /// Of the mesh that the step was saved on; empty if there was none.
+  /// The mesh that the step was saved on; empty if there was none.
   std::vector<std::int64_t> mesh_sizes = {};
   std::vector<std::string> mesh_names = {};
   std::vector<FileRecord> files = {};
@@ -57,7 +57,7 @@ struct Manifest {
   nlohmann::json stateful = nlohmann::json::object();  ///< states of Stateful objects, by name
   /// States of RankState objects: by name, a list with each rank's state.
   nlohmann::json rank_states = nlohmann::json::object();
-  /// By FQN, the number of calls of each nn::Dropout.
+  /// The number of calls of each nn::Dropout, by FQN.
   nlohmann::json dropout_calls = nlohmann::json::object();
 };
 

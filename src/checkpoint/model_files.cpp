@@ -29,7 +29,7 @@ struct Index {
   std::optional<std::uint64_t> total_size;
 };
 
-/// The name as ASCII JSON, so that a message stays on one line and shows unusual characters.
+/// A tensor's name as ASCII JSON, so that a message stays on one line and shows unusual characters.
 std::string quoted(const std::string& name) {
   return json(name).dump(-1, ' ', true);
 }
@@ -101,7 +101,7 @@ std::filesystem::path shard_path(const std::filesystem::path& folder, const std:
   return cached ? target : path;
 }
 
-/// This file's contribution to the index's total_size.
+/// The bytes of a file's tensors: the file's contribution to the index's total_size.
 std::uint64_t bytes_of(const SafetensorsFile& file) {
   std::uint64_t bytes = 0;
   for (const auto& [name, entry] : file.tensors()) {
@@ -154,7 +154,7 @@ void ModelFiles::open_index() {
     const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
     shards.emplace(shard, &file);
     bytes += bytes_of(file);
-    // A tensor that the index assigns to another shard is outdated in this file.
+    // A tensor that the index assigns to another shard is outdated in this file, which is an error.
     for (const auto& [name, entry] : file.tensors()) {
       TESSERA_CHECK(weight_map.contains(name), "tensor '", name, "' is in '", file.path().string(),
                     "', but the index '", path.string(),

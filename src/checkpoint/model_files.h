@@ -38,7 +38,8 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// A deque, because `tensors_` has pointers to its elements while more are added.
+  /// The opened files. A deque, because `tensors_` has pointers to its elements while more are
+  /// added.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };

@@ -182,7 +182,8 @@ void StoredStep::check() const {
 void StoredStep::read(const ReadLimits& limits) {
   for (const auto& [index, wanted] : std::exchange(wanted_, {})) {
     const SafetensorsFile file = open(index, wanted);
-    // Sorted by file offset, so that a granule that neighbouring chunks share is read once.
+    // The requests are sorted by file offset, so that a granule that neighbouring chunks share is
+    // read once.
     std::vector<const Wanted*> order;
     std::ranges::transform(wanted, std::back_inserter(order),
                            [](const auto& each) { return &each; });

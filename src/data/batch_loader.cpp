@@ -36,7 +36,7 @@ std::uint64_t mix(std::uint64_t value) {
 class Permutation {
  public:
   Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number);
-  /// `index` is in [0, count).
+  /// The permuted value of `index`, which is in [0, count).
   std::int64_t operator()(std::int64_t index) const;
 
  private:
@@ -226,7 +226,8 @@ void BatchLoader::check_sizes() const {
     const SampleSource& source = *sources_[i].samples;
     TESSERA_CHECK(source.sequence() == sequence_, "a source has sequences of ", source.sequence(),
                   " tokens and another of ", sequence_, "; give all the same");
-    // Otherwise a batch could contain a sample twice.
+    // A step must not contain a sample twice, so a source needs at least its maximum number of
+    // samples per batch.
     const std::int64_t most = mixture_->most(i, options_.batch);
     const bool alone = sources_.size() == 1;
     TESSERA_CHECK(source.size() >= most, alone ? "the data hold " : "a source holds ",
@@ -347,7 +348,7 @@ void PrefetchLoader::begin(std::int64_t step) {
   // A new thread would use the first GPU, where allocating page-locked memory would create another
   // CUDA context.
   const c10::Device device = pinned_ ? current_gpu() : c10::Device(c10::kCPU);
-  // Captures copies, because this object may be moved during the load.
+  // The task captures copies, because this object may be moved during the load.
   batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);

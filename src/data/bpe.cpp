@@ -31,7 +31,7 @@ class MergeTable {
  public:
   /// If a pair has several merges, the last one applies.
   explicit MergeTable(const std::vector<Merge>& merges)
-      // At most half full, so that searches are short.
+      // The hash table is at most half full, so that searches are short.
       : slots_(std::bit_ceil(std::max<std::size_t>(2 * merges.size(), 16))),
         shift_(64 - std::countr_zero(slots_.size())) {
     for (const Merge& merge : merges) {
@@ -196,7 +196,7 @@ class HeapMerge {
   std::vector<Candidate>& heap_;
 };
 
-/// Encodes words. Immutable.
+/// Encodes words with byte-pair merges. Immutable.
 class Bpe {
  public:
   explicit Bpe(BpeModel model) : model_(std::move(model)), merges_(model_.merges) {
@@ -365,7 +365,7 @@ class BpeTokenizer final : public Tokenizer {
     const auto on_token = [&](TokenId id) { ids.push_back(id); };
     const auto on_word = [&](Piece word) { bpe_.encode(word.text, ids, *workspace); };
     const auto on_part = [&](std::string_view part, bool first) {
-      // Without a normalizer no copy is made.
+      // The text is copied only if there are normalizers.
       const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
       const auto on_text = [&](std::string_view piece, bool first_of_part) {
         parts_.pre_tokenizers.split({piece, first && first_of_part}, on_word);

@@ -23,7 +23,7 @@ struct Merge {
   std::uint32_t rank = 0;
 };
 
-/// Allows lookups by string_view.
+/// A hash for strings that allows lookups by string_view.
 struct TextHash {
   using is_transparent = void;
   std::size_t operator()(std::string_view text) const {

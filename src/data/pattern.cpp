@@ -252,7 +252,7 @@ class Translation {
     set.plain += (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
   }
 
-  /// Reads \x1F, \x{1F600} or \u1F60.
+  /// Adds the code point of \x1F, \x{1F600} or \u1F60 to a class.
   void add_number(Class& set) {
     const std::string_view construct = rest_.substr(0, 4);
     const bool braced = rest_.starts_with("\\x{");
@@ -291,7 +291,7 @@ class Translation {
         is_set = false;
         set.plain += take(first_character(rest_).bytes);
       }
-      // After a set, "-" is a literal.
+      // After a set in a class, "-" is a literal.
       if (is_set && rest_.starts_with('-')) {
         take(1);
         set.plain += "\\-";

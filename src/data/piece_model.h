@@ -11,7 +11,7 @@
 
 namespace tessera::data {
 
-/// A loaded model. Its calls are thread safe.
+/// A loaded SentencePiece model. Its calls are thread safe.
 class PieceModel {
  public:
   virtual ~PieceModel() = default;

@@ -15,7 +15,7 @@ namespace {
 /// The number of tokens that are checked before the first step, which takes less than a second.
 /// Later tokens are checked when they are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
-/// A piece that fits into the CPU's cache.
+/// The number of tokens that are checked at once; they fit into the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
 
 class TokenWindows final : public SampleSource {

@@ -38,7 +38,7 @@ int scope_of_names() {
 LoadPieceModel load_library() {
   const std::string path =
       detail::library_beside(reinterpret_cast<const void*>(&load_library), kLibrary);
-  // Never unloaded, because its models may live until the process ends.
+  // The library is never unloaded, because its models may live until the process ends.
   void* const library = dlopen(path.c_str(), RTLD_NOW | scope_of_names());
   TESSERA_CHECK(library != nullptr, "a SentencePiece model (tokenizer.model) was given, but ",
                 kLibrary, " cannot be loaded: ", dlerror(),
@@ -152,7 +152,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::optional<bool> begins_texts() const override { return begins_texts_; }
 
  private:
-  /// Adds the tokens of the model and of the files next to it.
+  /// Adds the tokens of the model and of the files next to it to the tokens that are found in
+  /// texts.
   void add_tokens(const FilesBeside& beside) {
     std::vector<AddedToken> tokens;
     for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {

@@ -154,12 +154,12 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
       continue;
     }
     if (token->lstrip) {
-      // White space that the previous token has consumed is excluded.
+      // White space that the previous token has consumed is not part of the text before this token.
       begin = given + without_trailing_space(text.substr(given, std::max(begin, given) - given));
     }
     if (token->rstrip) {
-      // Tokens may be inside that white space; their search for its end is limited, so that the
-      // total time is linear.
+      // A token extends its end over the following white space. Tokens may be inside that white
+      // space; their own search is limited, so that the total time is linear.
       space_end =
           std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
       end = space_end;
@@ -458,7 +458,7 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
 
 /// Adds ByteLevel. The text stays as bytes; the model's vocabulary is converted to bytes instead.
 void add_byte_level(const JsonField& field, PreTokenizers& all) {
-  /// GPT-2's pattern, for "use_regex".
+  /// GPT-2's splitting pattern, for "use_regex".
   constexpr const char* kGpt2Pattern =
       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
   field.require(!all.byte_level, "the only ByteLevel");
@@ -589,7 +589,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   }
 }
 
-/// Appends the ids that "special_tokens" has under this name.
+/// Appends the token ids that "special_tokens" has under `name`.
 void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
                  std::vector<std::int64_t>& tokens) {
   special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {

@@ -43,17 +43,17 @@ class JsonField {
   const std::string& text() const;
   /// A text of exactly one character.
   const std::string& character() const;
-  /// A bool; null gives `otherwise`.
+  /// The field's bool; `otherwise` if it is null.
   bool flag_or(bool otherwise) const;
   std::uint32_t number_below(std::uint32_t limit) const;
-  /// The "type" of an object.
+  /// The "type" of a JSON object.
   const std::string& type() const { return at("type").text(); }
 
-  /// Throws Error unless the object has only "type" and these keys.
+  /// Throws Error if the object has keys other than "type" and `keys`.
   void only(std::initializer_list<std::string_view> keys) const;
   /// Throws Error unless `condition` is true; the message says that the value must be `what`.
   void require(bool condition, std::string_view what) const;
-  /// Throws Error: this value is not supported.
+  /// Throws Error that the field's value is not supported.
   [[noreturn]] void refuse() const;
 
  private:
@@ -84,7 +84,7 @@ AddedToken added_token_of(const JsonField& field, bool special);
 class AddedTokens {
  public:
   AddedTokens() = default;
-  /// No `content` may be empty.
+  /// No `content` of a token may be empty.
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
   using OnText = c10::function_ref<void(std::string_view text, bool first)>;

@@ -48,7 +48,7 @@ double bigram_entropy(std::string_view text) {
       total += count;
     }
     for (const auto count : followers) {
-      // Skips count 0, because 0 log 0 is 0.
+      // Count 0 is skipped, because 0 log 0 is 0.
       if (count > 0) {
         nats -= static_cast<double>(count) * std::log(double(count) / double(total));
       }

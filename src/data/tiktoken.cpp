@@ -17,7 +17,8 @@
 namespace tessera::data {
 namespace {
 
-// From Meta's package llama-models, where these values are in the code next to each tokenizer file.
+// The patterns and special tokens are from Meta's package llama-models, where they are in the code
+// next to each tokenizer file.
 
 /// The parts of a model's tokenizer that are not in its tiktoken file.
 struct TiktokenModelParts {
@@ -80,7 +81,7 @@ std::vector<std::string> llama4_special_tokens() {
   return names;
 }
 
-/// Indexed by TiktokenModel.
+/// The models' parts, indexed by TiktokenModel.
 constexpr std::array<TiktokenModelParts, 2> kModels{
     {{"Llama 3", 128'000, kLlama3Pattern, llama3_special_tokens},
      {"Llama 4", 200'000, kLlama4Pattern, llama4_special_tokens}}};

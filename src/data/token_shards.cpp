@@ -106,7 +106,8 @@ class Shard {
   std::int64_t size_ = 0;
 };
 
-/// Immutable, so that threads may read at the same time.
+/// The tokens of several shards as one sequence. Immutable, so that threads may read at the same
+/// time.
 class ShardedTokens final : public TokenSource {
  public:
   explicit ShardedTokens(const std::vector<std::string>& paths) {
@@ -211,7 +212,7 @@ void TokenShardWriter::finish() {
   header[1] = kind_of(width_).version;
   header[2] = static_cast<std::int32_t>(size_);
   file_->write_at(0, std::as_bytes(std::span(header)));
-  // Synced to disk before the file gets its final name (AtomicFile).
+  // The file is synced to disk before it gets its final name (AtomicFile).
   file_->sync();
   file_->publish();
 }

@@ -112,7 +112,7 @@ class ByteTokenizer final : public Tokenizer {
   std::int64_t vocabulary() const override { return 256; }
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
-    // Converted to unsigned, because ids begin at 0.
+    // Bytes are read as unsigned, because token ids begin at 0.
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     return {bytes, bytes + text.size()};
   }

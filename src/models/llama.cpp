@@ -277,7 +277,7 @@ Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
 
 }  // namespace
 
-/// The causal mask covers the tokens of this call.
+/// The causal mask covers only the tokens of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (parts.context_parallel) {
     return split_context(parts, tokens);
@@ -428,7 +428,7 @@ class Llama::Backbone : public nn::Module<Llama::Backbone> {
   at::Tensor forward(const at::Tensor& tokens, const Context& context) {
     at::Tensor x = embed_tokens(tokens);
     for (const auto& block : blocks) {
-      // Called as a module, not as forward(), so that the hooks of FSDP and activation
+      // The block is called as a module, not as forward(), so that the hooks of FSDP and activation
       // checkpointing run.
       x = (*block)(x, context);
     }
@@ -533,7 +533,8 @@ void Llama::reset_parameters(const nn::InitContext& init) {
                          {"model.layers.*.*layernorm.weight", ones()},
                          {"model.norm.weight", ones()},
                          {"model.embed_tokens.weight", normal(std)}};
-  // Added only if the model has these norms: an initializer that matches nothing is an error.
+  // These norms are initialized only if the model has them: an initializer that matches nothing is
+  // an error.
   if (config_.query_key_norm) {
     table.emplace_back("model.layers.*.self_attn.*_norm.weight", ones());
   }

@@ -276,7 +276,7 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   c.sliding_window = read_sliding_window(reader, architecture.type);
   check_layer_types(reader, c.sliding_window);
   c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
-  // Exports write the text unchanged, including keys that are not read here.
+  // The text is saved, because exports write it unchanged, including keys that are not read here.
   c.json = text;
   check_heads(c, origin);
   return c;

@@ -103,7 +103,7 @@ MemoryUse take_memory_use(const std::string& device_type) {
 std::int64_t peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  // Linux reports KiB.
+  // Linux reports ru_maxrss in KiB.
   return usage.ru_maxrss * 1024;
 }
 
@@ -118,12 +118,12 @@ constexpr double kWindowSeconds = 0.06;
 /// Shorter products do not use all cores of a large machine.
 constexpr double kProductSeconds = 5e-3;
 
-/// Products of two square matrices.
+/// Times products of two square matrices.
 class SquareProducts {
  public:
   SquareProducts(std::int64_t size, c10::Device device, c10::ScalarType type)
       : size_(size), device_(device) {
-    // No zeros: a GPU needs less power for zeros and raises its clock rate.
+    // The matrices are not zeros: a GPU needs less power for zeros and raises its clock rate.
     a_ = at::arange(size * size, at::device(device).dtype(at::kFloat)).sin_().view({size, size});
     a_ = a_.to(type);
     result_ = at::empty_like(a_);

@@ -267,7 +267,7 @@ class MemoryLog::Count {
   StepMemory& memory_;
   bool on_host_;
   BytesByKind live_{};
-  /// With the index of their event.
+  /// The maximum of each moment, with the index of its event.
   std::map<std::string, std::pair<std::size_t, MomentMemory>> moments_;
   std::int64_t sum_ = 0;
 };
@@ -319,7 +319,7 @@ struct Counted {
   std::size_t reserved_bytes = 0;  ///< bytes, if the block was reserved from the system instead
 };
 
-/// By address, because libtorch's raw deallocation passes only the address.
+/// The counted blocks by address, because libtorch's raw deallocation passes only the address.
 struct Blocks {
   std::mutex mutex;
   std::unordered_map<void*, Counted> by_address;

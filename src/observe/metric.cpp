@@ -103,7 +103,7 @@ void Metric::load_state_dict(const json& state) {
   synced_ = false;
 }
 
-/// Reads all values before it changes any.
+/// Sets all values; reads all of them before it changes any.
 void Metric::set_values(const json& state) {
   std::map<std::string, double> found;
   for (const auto& [name, value] : values_) {

@@ -25,7 +25,7 @@ ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-/// By mesh dimension, then by collective.
+/// Traffic as JSON: by mesh dimension, then by collective.
 ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
@@ -98,7 +98,7 @@ std::string to_json(const StepMetrics& metrics) {
                        {"mfu_causal", optional_number(metrics.mfu_causal)},
                        {"peak_memory_bytes", metrics.peak_memory_bytes},
                        {"comm", traffic_json(metrics.comm)}};
-  // Only runs with loss scaling have these columns.
+  // Only runs with loss scaling have the columns loss_scale and skipped.
   if (metrics.loss_scale) {
     json["loss_scale"] = *metrics.loss_scale;
     json["skipped"] = metrics.skipped;
@@ -138,7 +138,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
     for_each_record(path, resumed, [&kept](const std::string& line, const json& /*record*/) {
       kept += line + '\n';
     });
-    // Written atomically, because these records cannot be recreated.
+    // The file is replaced atomically, because the old records cannot be recreated.
     files::write_file(path, kept);
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
@@ -148,7 +148,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
 
 void MetricsWriter::write(const StepMetrics& metrics) {
   const std::string line = to_json(metrics) + '\n';
-  // Flushed after each step, so that a killed run leaves all its steps.
+  // The file is flushed after each step, so that a killed run leaves all its steps.
   out_ << line << std::flush;
   TESSERA_CHECK(out_, "writing the metrics file '", path_.string(),
                 "' failed: check that the disk has room");
@@ -162,8 +162,8 @@ void MetricsWriter::write_again(const StepMetrics& metrics) {
   std::string line = to_json(metrics);
   line.resize(std::max(line.size() + 1, last_bytes_), ' ');
   line.back() = '\n';
-  // A single write over the old bytes, so that a killed run leaves either the old record or the new
-  // one.
+  // The record is replaced with a single write, so that a killed run leaves either the old record
+  // or the new one.
   std::fstream file(path_, std::ios::in | std::ios::out);
   file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) - last_bytes_));
   file << line << std::flush;

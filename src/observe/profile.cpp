@@ -92,7 +92,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   /// The forwards in which a node was created, outermost first.
   std::vector<std::size_t> path_of(std::uint64_t node) const {
-    // Sorted by the start of the forwards: inner forwards come after the enclosing ones.
+    // made_ is sorted by the start of the forwards: inner forwards come after the enclosing ones.
     const auto after = std::ranges::upper_bound(made_, node, {}, &Made::begin);
     std::optional<std::size_t> made;
     if (after != made_.begin()) {
@@ -178,8 +178,8 @@ inline std::unique_ptr<at::ObserverContext> begin_function(const at::RecordFunct
 
 }  // namespace module_ranges
 
-/// Gives the modules of `model` profiler ranges, on this thread and in its backward calls, while it
-/// exists.
+/// Gives the modules of `model` profiler ranges while it exists, on this thread and in its backward
+/// calls.
 class ModuleRanges {
  public:
   explicit ModuleRanges(nn::ModuleBase& model)

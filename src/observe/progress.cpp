@@ -41,7 +41,7 @@ std::string bar(std::int64_t step, std::int64_t steps) {
 
 }  // namespace
 
-/// ASCII only, so that bytes equal columns and the text can be cut anywhere.
+/// The text is ASCII only, so that bytes equal columns and it can be cut anywhere.
 std::string progress_text(std::int64_t step, std::int64_t steps, double loss, double tokens_per_s,
                           double seconds_left, std::size_t width) {
   std::string text =
@@ -74,7 +74,7 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
     first_step_ = step;
     first_time_ = now;
   }
-  // After the last step the line disappears.
+  // The progress line disappears after the last step.
   if (step >= steps_) {
     return clear();
   }
@@ -89,7 +89,7 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
   // One column stays free, because a cursor after the last column would wrap.
   const auto text =
       progress_text(step, steps_, loss, tokens_per_s, left, terminal_width(stream_) - 1);
-  // Returns to the start of the line and clears it.
+  // Returns to the start of the terminal line and clears it.
   std::fprintf(stream_, "\r\x1b[K%s", text.c_str());
   std::fflush(stream_);
   drawn_ = true;
@@ -120,7 +120,7 @@ std::string grouped(double value, int decimals) {
   if (!std::isfinite(value)) {
     return text;
   }
-  // Skips the sign.
+  // Digit groups begin after the sign.
   const std::size_t first = text.starts_with('-') ? 1 : 0;
   std::size_t position = text.find('.');
   if (position == std::string::npos) {
@@ -133,7 +133,7 @@ std::string grouped(double value, int decimals) {
   return text;
 }
 
-/// About three significant digits; bytes without decimals.
+/// Sizes have about three significant digits; bytes have no decimals.
 std::string bytes_text(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
@@ -144,7 +144,7 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
 }
 
-/// At most two units.
+/// Durations have at most two units.
 std::string duration_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::llround(seconds));
   if (whole < 60) {

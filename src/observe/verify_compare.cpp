@@ -139,7 +139,7 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 
 // ---- Pairs of tensors.
 
-/// The same tensor in both runs; undefined in a run that lacks it.
+/// A pair of the same tensor in both runs; undefined in a run that lacks it.
 struct Pair {
   SeenTensor of;  ///< identifies the tensor; its value is not used
   at::Tensor on_mesh, one_rank;
@@ -279,7 +279,7 @@ at::Tensor from_bytes(const std::string& bytes) {
   return tensor;
 }
 
-/// Concatenates the parts along `dim`; nullopt if their sizes do not fit.
+/// Concatenates the parts of a tensor along `dim`; nullopt if their sizes do not fit.
 std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
   std::vector<std::int64_t> like = parts.front().sizes().vec();
   for (const at::Tensor& part : parts) {
@@ -599,8 +599,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term allows for zeros that rounding has changed, relative to the values they are
-    // added to.
+    // The last term of the tolerance allows for zeros that rounding has changed, relative to the
+    // values they are added to.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;

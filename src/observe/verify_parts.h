@@ -30,7 +30,7 @@ struct SeenTensor {
 
 /// The tensors that one run of a step has produced.
 struct SeenRun {
-  /// Inputs when a call begins, outputs when it ends, and finally the result of the step.
+  /// A call's inputs when it begins, its outputs when it ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
   std::vector<SeenTensor> gradients;  ///< gradients in the order of backward; empty without a
                                       ///< backward

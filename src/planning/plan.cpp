@@ -153,7 +153,7 @@ class PlannedStreams final : public comm::Streams {
   Schedule& schedule_;
 };
 
-/// Installs these lanes for the CPU while it exists.
+/// Installs lanes for the CPU while it exists.
 class HostStreamsScope {
  public:
   explicit HostStreamsScope(comm::StreamsPtr streams) {
@@ -164,7 +164,7 @@ class HostStreamsScope {
   ~HostStreamsScope() { comm::set_host_streams(nullptr); }
 };
 
-/// Limits libtorch to one thread: only small integer operators are really computed.
+/// Limits libtorch to one thread, because a plan really computes only small integer operators.
 class OneThread {
  public:
   OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }

@@ -18,12 +18,12 @@ namespace tessera::planning {
 
 namespace {
 
-/// "61.2 GiB".
+/// A size for tables: "61.2 GiB".
 std::string size_text(std::int64_t bytes) {
   return observe::bytes_text(static_cast<double>(bytes));
 }
 
-/// "14.982 s", or "1.802 ms" for short times.
+/// A time for tables: "14.982 s", or "1.802 ms" for short times.
 std::string seconds_text(double seconds) {
   return seconds < 0.01 && seconds > 0 ? fmt::format("{:.3f} ms", 1e3 * seconds)
                                        : fmt::format("{:.3f} s", seconds);
@@ -189,7 +189,7 @@ Json json_of_moments(const observe::StepMemory& memory) {
   return moments;
 }
 
-/// By row, a list of [what, begin, end].
+/// The spans of each row, each as [what, begin, end].
 Json json_of_spans(const StepTime& time) {
   Json rows = Json::object();
   for (const Span& span : time.spans) {
@@ -283,7 +283,7 @@ std::string time_text(const RankPlan& rank) {
   return text + operators_text(*rank.time);
 }
 
-/// "989 TFLOP/s", "4.8 TB/s", "50 GB/s".
+/// A rate for tables: "989 TFLOP/s", "4.8 TB/s", "50 GB/s".
 std::string rate_text(double rate, const char* unit) {
   constexpr std::array kPrefixes{"", "k", "M", "G", "T"};
   std::size_t thousands = 0;

@@ -38,7 +38,7 @@ class Schedule {
   void begin_step();
   StepTime time() const;
 
-  // The interface of comm::Streams.
+  // The methods of comm::Streams.
   void enter(comm::Lane lane) { current_ = lane; }
   void leave() { current_ = comm::Lane::kCompute; }
   comm::StreamEventPtr record(comm::Lane which) const;

@@ -19,7 +19,7 @@
 namespace tessera::planning {
 namespace {
 
-/// In increasing order of memory.
+/// Activation checkpointing and ZeRO stages, in increasing order of memory.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
 /// The context-parallel degrees to try for long sequences, or if nothing else fits.
@@ -96,7 +96,8 @@ class MeshSearch {
     layout.zero = kZero[zero];
     try {
       FoundLayout found{.layout = layout, .estimate = search_.space.estimate(layout)};
-      // Rounded to nanoseconds, because sums in a different order differ in their last bits.
+      // Step times are rounded to nanoseconds, because sums in a different order differ in their
+      // last bits.
       double& seconds = found.estimate.metrics.step_time_s;
       seconds = std::round(1e9 * seconds) / 1e9;
       found.fits = found.estimate.peak_bytes <= search_.space.machine.room();
@@ -274,7 +275,7 @@ std::string key_of(const std::string& name, const LayeredModel& model) {
   });
 }
 
-/// The inverse of key_of().
+/// Converts a key of key_of() back to the moment's name.
 std::string moment_of(const std::string& key, const LayeredModel& model) {
   return renumbered(key, model,
                     [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });

@@ -112,7 +112,8 @@ Json random_to_json(const RandomState& random) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
-  // An absolute path, so that later steps are saved to the same folder after a chdir().
+  // The folder becomes an absolute path, so that later steps are saved to the same folder after a
+  // chdir().
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
@@ -317,7 +318,8 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   state.step = saved_ = report.step;
 }
 
-/// Called before a save, so that a damaged step is removed only when a new step follows.
+/// Withdraws damaged steps. Called before a save, so that a damaged step is removed only when a new
+/// step follows.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {

@@ -247,7 +247,7 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
   state.optimizer.scale_lr(result.lr_factor);
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
   update(state, data_mesh, options, parameters, loss, result);
-  // After the checks, which read the gradients.
+  // Gradients are dropped after the checks, which read them.
   drop_gradients(parameters);
   ++state.step;
   state.samples += options.batch;
