@@ -50,8 +50,7 @@ DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& 
 namespace {
 
 /// Freezes the weights, because generation has no backward. First runs one forward with gradients,
-/// because the parallel styles detect parameters that the plan does not cover in its autograd
-/// graph.
+/// because in its autograd graph the parallel styles detect gaps of the tensor-parallel plan.
 void check_plan_and_freeze(Llama& model, const c10::Device& device) {
   const c10::AutoGradMode gradients(true);
   model(at::zeros({1, 1}, at::TensorOptions(c10::kLong).device(device)));
