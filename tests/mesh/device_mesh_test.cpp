@@ -8,6 +8,7 @@
 #include "tessera/core/error.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera {
 namespace {
@@ -117,15 +118,13 @@ TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
                "already stands for the dimensions replicate, dp, cp");
 }
 
-TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const DeviceMesh flat = mesh.flatten("dt");
-    EXPECT_EQ(mesh.size("dt"), 4);
-    EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
-    EXPECT_EQ(&mesh.group("dt"), &flat.group());
-    // "dt" stands for dp and tp.
-    EXPECT_ERROR(mesh["tp"].size("dt"), "mesh (tp=2) has no dimension called \"dp\"");
-  });
+TEST_ON_MESH(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension, {2, 2}, {"dp", "tp"}) {
+  const DeviceMesh flat = mesh.flatten("dt");
+  EXPECT_EQ(mesh.size("dt"), 4);
+  EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
+  EXPECT_EQ(&mesh.group("dt"), &flat.group());
+  // "dt" stands for dp and tp.
+  EXPECT_ERROR(mesh["tp"].size("dt"), "mesh (tp=2) has no dimension called \"dp\"");
 }
 
 TEST(DeviceMesh, CountsNegativeDimensionsFromTheEnd) {
@@ -263,46 +262,36 @@ TEST(DeviceMesh, Prints) {
   EXPECT_EQ(stream.str(), to_string(mesh));
 }
 
-TEST(DeviceMesh, GroupsReduceOverTheirDimensionOnly) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor over_tp = at::full({1}, 1 << rank.rank(), at::kLong);
-    const at::Tensor over_dp = over_tp.clone();
-    mesh.group("tp").all_reduce(over_tp, ReduceOp::kSum)->wait();
-    mesh.group("dp").all_reduce(over_dp, ReduceOp::kSum)->wait();
-    EXPECT_EQ(over_tp.item<std::int64_t>(), rank.rank() < 2 ? 0b0011 : 0b1100);
-    EXPECT_EQ(over_dp.item<std::int64_t>(), rank.rank() % 2 == 0 ? 0b0101 : 0b1010);
-  });
+TEST_ON_MESH(DeviceMesh, GroupsReduceOverTheirDimensionOnly, {2, 2}, {"dp", "tp"}) {
+  const at::Tensor over_tp = at::full({1}, 1 << rank.rank(), at::kLong);
+  const at::Tensor over_dp = over_tp.clone();
+  mesh.group("tp").all_reduce(over_tp, ReduceOp::kSum)->wait();
+  mesh.group("dp").all_reduce(over_dp, ReduceOp::kSum)->wait();
+  EXPECT_EQ(over_tp.item<std::int64_t>(), rank.rank() < 2 ? 0b0011 : 0b1100);
+  EXPECT_EQ(over_dp.item<std::int64_t>(), rank.rank() % 2 == 0 ? 0b0101 : 0b1010);
 }
 
-TEST(DeviceMesh, GroupOfReorderedRanksFollowsTheMesh) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh(rank.world(), {2, 0, 1}, MeshShape({3}, {"tp"}));
-    EXPECT_EQ(mesh.group().rank(), (rank.rank() + 1) % 3);
-  });
+TEST_ON_RANKS(DeviceMesh, GroupOfReorderedRanksFollowsTheMesh, 3) {
+  const DeviceMesh mesh(rank.world(), {2, 0, 1}, MeshShape({3}, {"tp"}));
+  EXPECT_EQ(mesh.group().rank(), (rank.rank() + 1) % 3);
 }
 
-TEST(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
-    EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
-  });
+TEST_ON_MESH(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked, {2, 2}, {"dp", "tp"}) {
+  EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
+  EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
 }
 
-TEST(DeviceMesh, AllGroupsAreInOrder) {
-  RunOnMesh({2, 3}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const auto groups = mesh.all_groups();
-    ASSERT_EQ(groups.size(), 2U);
-    EXPECT_EQ(groups[0], &mesh.group("dp"));
-    EXPECT_EQ(groups[1], &mesh["tp"].group());
-  });
+TEST_ON_MESH(DeviceMesh, AllGroupsAreInOrder, {2, 3}, {"dp", "tp"}) {
+  const auto groups = mesh.all_groups();
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups[0], &mesh.group("dp"));
+  EXPECT_EQ(groups[1], &mesh["tp"].group());
 }
 
-TEST(DeviceMesh, FlattenedGroupReducesOverAllItsDimensions) {
-  RunRanks(4, [](Rank& rank) {
-    const at::Tensor sum = at::full({1}, 1 << rank.rank(), at::kLong);
-    rank.mesh({2, 2}, {"dp", "tp"}).flatten().group().all_reduce(sum, ReduceOp::kSum)->wait();
-    EXPECT_EQ(sum.item<std::int64_t>(), 0b1111);
-  });
+TEST_ON_MESH(DeviceMesh, FlattenedGroupReducesOverAllItsDimensions, {2, 2}, {"dp", "tp"}) {
+  const at::Tensor sum = at::full({1}, 1 << rank.rank(), at::kLong);
+  mesh.flatten().group().all_reduce(sum, ReduceOp::kSum)->wait();
+  EXPECT_EQ(sum.item<std::int64_t>(), 0b1111);
 }
 
 }  // namespace

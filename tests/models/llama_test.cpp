@@ -20,8 +20,10 @@
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/initialization.h"
 #include "testing/errors.h"
+#include "testing/expect_tensors.h"
 #include "testing/module_values.h"
 #include "testing/ranks.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::models {
 namespace {
@@ -237,15 +239,13 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
                       SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true}));
 
-TEST(SplitSequences, AreRefusedWithACache) {
-  RunRanks(2, [](Rank& rank) {
-    const SplitMesh c{1, 1, 2, 1};
-    const auto model = make_split_llama(c);
-    parallelize(*model, split_mesh(rank, c), {});
-    KvCache cache = model->new_cache(8);
-    EXPECT_ERROR((*model)(at::arange(8).view({1, 8}), &cache), "cache", "context parallelism");
-    EXPECT_ERROR((*model)(at::arange(7).view({1, 7})), "14 tokens", "multiple of 4");
-  });
+TEST_ON_RANKS(SplitSequences, AreRefusedWithACache, 2) {
+  const SplitMesh c{1, 1, 2, 1};
+  const auto model = make_split_llama(c);
+  parallelize(*model, split_mesh(rank, c), {});
+  KvCache cache = model->new_cache(8);
+  EXPECT_ERROR((*model)(at::arange(8).view({1, 8}), &cache), "cache", "context parallelism");
+  EXPECT_ERROR((*model)(at::arange(7).view({1, 7})), "14 tokens", "multiple of 4");
 }
 
 }  // namespace
@@ -267,20 +267,17 @@ std::shared_ptr<Llama> make_double() {
   return model;
 }
 
-TEST(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank) {
+TEST_ON_MESH(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank, {1, 4}, {"dp", "tp"}) {
   const auto alone = make_llama(kTwoKvHeads);
-  RunRanks(4, [&](Rank& rank) {
-    const auto model = testing::made_on_meta<Llama>(alone->config(), kTwoKvHeads.sequence);
-    parallelize(*model, rank.mesh({1, 4}, {"dp", "tp"}), {});
-    nn::to_empty(*model, c10::kCPU);
-    nn::init_weights(*model, 7);
-    const auto expected = alone->named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model->named_slots()) {
-      EXPECT_TRUE(at::equal(full_tensor(slot->persistent()), expected[i++].second->get().detach()))
-          << name;
-    }
-  });
+  const auto model = testing::made_on_meta<Llama>(alone->config(), kTwoKvHeads.sequence);
+  parallelize(*model, mesh, {});
+  nn::to_empty(*model, c10::kCPU);
+  nn::init_weights(*model, 7);
+  const auto expected = alone->named_slots();
+  std::size_t i = 0;
+  for (const auto& [name, slot] : model->named_slots()) {
+    EXPECT_EQUAL(slot->persistent(), expected[i++].second->get().detach()) << name;
+  }
 }
 
 /// Sizes of the mesh ("dp", "tp"), and what is kept for backward.

@@ -203,8 +203,7 @@ TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
                          {.window = packing.window, .documents = documents_of(packing)});
     const std::array<Tensor, 4> results = with_gradients(t, mixed);
     for (std::size_t i = 0; i < results.size(); ++i) {
-      EXPECT_TRUE(at::allclose(testing::full_tensor(results[i]), expected[i], 1e-10, 1e-12))
-          << "of result " << i;
+      EXPECT_CLOSE(results[i], expected[i], 1e-10, 1e-12) << "of result " << i;
     }
   });
 }
@@ -263,12 +262,10 @@ TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
   EXPECT_EQ(largest, kBlock * (kBlock + kWindow - 1));
 }
 
-TEST(CausalAttentionOf, SplitBatchesIsRefused) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
-    const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
-    EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
-  });
+TEST_ON_MESH(CausalAttentionOf, SplitBatchesIsRefused, {2}, {"dp"}) {
+  const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
+  const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
+  EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
 }
 
 TEST(CausalAttentionOf, NoSequencesIsEmpty) {

@@ -156,19 +156,17 @@ TEST(CallChecks, CountANewTensorInASlotAsFilling) {
   EXPECT_TRUE(module(input()).equal(input()));
 }
 
-TEST(CallChecks, KnowWhatWasFilledBeforeItWasDistributed) {
-  RunRanks(2, [](Rank& rank) {
-    Linear filled(4, 2, {.bias = false});
-    filled.weight->detach().zero_();
-    Linear empty(4, 2, {.bias = false});
-    for (Linear* module : {&filled, &empty}) {
-      distribute_parameter(*module->slot("weight"), rank.mesh({2}, {"tp"}), {Shard{1}});
-    }
-    EXPECT_TRUE(filled.slot("weight")->initialized());
-    EXPECT_FALSE(empty.slot("weight")->initialized());
-    local_tensor(empty.weight).zero_();
-    EXPECT_TRUE(empty.slot("weight")->initialized());
-  });
+TEST_ON_MESH(CallChecks, KnowWhatWasFilledBeforeItWasDistributed, {2}, {"tp"}) {
+  Linear filled(4, 2, {.bias = false});
+  filled.weight->detach().zero_();
+  Linear empty(4, 2, {.bias = false});
+  for (Linear* module : {&filled, &empty}) {
+    distribute_parameter(*module->slot("weight"), mesh, {Shard{1}});
+  }
+  EXPECT_TRUE(filled.slot("weight")->initialized());
+  EXPECT_FALSE(empty.slot("weight")->initialized());
+  local_tensor(empty.weight).zero_();
+  EXPECT_TRUE(empty.slot("weight")->initialized());
 }
 
 TEST(CallChecks, RefuseUnfilledBuffers) {

@@ -577,21 +577,19 @@ TEST(CheckpointReplay, RestoresTheStateOfDistributedRandomNumbers) {
   EXPECT_EQ(random_state().calls, 7u);
 }
 
-TEST(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors) {
-  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
-    const auto run = [&](bool checkpointed) {
-      manual_seed(2);
-      const at::Tensor x = distribute_tensor(leaf({10, 3}, 1).detach(), mesh, {Shard{0}});
-      x.requires_grad_();
-      const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
-      at::dropout(x.detach(), 0.5, true);  // between forward and backward
-      loss.backward();
-      EXPECT_EQ(random_state().calls, 2u);
-      return DistributedTensor(x.grad()).full_tensor();
-    };
-    EXPECT_TRUE(at::equal(run(true), run(false)));
-  });
+TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}, {"tp"}) {
+  const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
+  const auto run = [&](bool checkpointed) {
+    manual_seed(2);
+    const at::Tensor x = distribute_tensor(leaf({10, 3}, 1).detach(), mesh, {Shard{0}});
+    x.requires_grad_();
+    const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
+    at::dropout(x.detach(), 0.5, true);  // between forward and backward
+    loss.backward();
+    EXPECT_EQ(random_state().calls, 2u);
+    return DistributedTensor(x.grad()).full_tensor();
+  };
+  EXPECT_TRUE(at::equal(run(true), run(false)));
 }
 
 }  // namespace

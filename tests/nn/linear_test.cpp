@@ -415,9 +415,9 @@ TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
                                 .tensor());
       }
       torch::autograd::backward(y, gradients);
-      EXPECT_TRUE(full_tensor(x.grad()).allclose(expected[1], 1e-5, 1e-5));
-      EXPECT_TRUE(full_tensor(model.q->weight->grad()).allclose(expected[2], 1e-5, 1e-5));
-      EXPECT_TRUE(full_tensor(model.v->weight->grad()).allclose(expected[4], 1e-5, 1e-5));
+      EXPECT_CLOSE(x.grad(), expected[1], 1e-5, 1e-5);
+      EXPECT_CLOSE(model.q->weight->grad(), expected[2], 1e-5, 1e-5);
+      EXPECT_CLOSE(model.v->weight->grad(), expected[4], 1e-5, 1e-5);
     });
     EXPECT_EQ(AddedTerms::products(), GetParam().added * ranks);
   }
@@ -580,7 +580,7 @@ TEST_P(AddedDistributedGradient, IsTheSum) {
     for (const std::uint64_t seed : {2, 3}) {
       sum += normal_values({6, 4}, 10 * seed).t().mm(normal_values({6, 6}, seed));
     }
-    EXPECT_TRUE(full_tensor(weight.grad()).allclose(sum, 1e-5, 1e-5));
+    EXPECT_CLOSE(weight.grad(), sum, 1e-5, 1e-5);
     EXPECT_EQ(sharding_spec(weight.grad()), sharding_spec(weight));
   });
 }

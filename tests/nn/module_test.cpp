@@ -597,51 +597,43 @@ void gather_output(TensorList tensors, const DeviceMesh&) {
   *tensors[0] = DistributedTensor(*tensors[0]).full_tensor();
 }
 
-TEST(DistributeModule, ComputesWhatThePlainModuleDoes) {
+TEST_ON_MESH(DistributeModule, ComputesWhatThePlainModuleDoes, {4}, {"tp"}) {
   const auto plain = initialized();
   const auto expected = (*plain)(tokens());
   expected.pow(2).sum().backward();
-  RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
-    const auto model = initialized();
-    distribute_module(*model, mesh, &partition, &distribute_input, &gather_output);
-    const auto found = (*model)(tokens());
-    EXPECT_FALSE(tessera::is_distributed(found));
-    EXPECT_TRUE(at::allclose(found, expected));
-    found.pow(2).sum().backward();
-    const auto slots = model->named_slots(), originals = plain->named_slots();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const DistributedTensor gradient(slots[i].second->get().grad());
-      EXPECT_TRUE(
-          at::allclose(gradient.full_tensor(), originals[i].second->get().grad(), 1e-4, 1e-6))
-          << slots[i].first;
-    }
-  });
+  const auto model = initialized();
+  distribute_module(*model, mesh, &partition, &distribute_input, &gather_output);
+  const auto found = (*model)(tokens());
+  EXPECT_FALSE(tessera::is_distributed(found));
+  EXPECT_TRUE(at::allclose(found, expected));
+  found.pow(2).sum().backward();
+  const auto slots = model->named_slots(), originals = plain->named_slots();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const DistributedTensor gradient(slots[i].second->get().grad());
+    EXPECT_CLOSE(gradient, originals[i].second->get().grad(), 1e-4, 1e-6) << slots[i].first;
+  }
 }
 
-TEST(DistributeModule, ReplicatesTheRemainingParameters) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto model = initialized();
-    std::vector<std::string> visited;
-    distribute_module(*model, mesh, [&](const std::string& name, ModuleBase& module, auto& on) {
-      visited.push_back(name);
-      partition(name, module, on);
-    });
-    EXPECT_EQ(visited, (std::vector<std::string>{"", "embed", "layers", "layers.0", "layers.1",
-                                                 "norm", "out"}));
-    EXPECT_EQ(DistributedTensor(*model->out->weight).placements(), Placements{Shard{0}});
-    EXPECT_EQ(DistributedTensor(*model->norm->weight).placements(), Placements{Replicate{}});
-    EXPECT_EQ(DistributedTensor(*model->table).placements(), Placements{Replicate{}});
-    EXPECT_TRUE(model->norm->weight->requires_grad());
-    EXPECT_FALSE(model->table->requires_grad());
+TEST_ON_MESH(DistributeModule, ReplicatesTheRemainingParameters, {2}, {"tp"}) {
+  const auto model = initialized();
+  std::vector<std::string> visited;
+  distribute_module(*model, mesh, [&](const std::string& name, ModuleBase& module, auto& on) {
+    visited.push_back(name);
+    partition(name, module, on);
   });
+  EXPECT_EQ(visited, (std::vector<std::string>{"", "embed", "layers", "layers.0", "layers.1",
+                                               "norm", "out"}));
+  EXPECT_EQ(DistributedTensor(*model->out->weight).placements(), Placements{Shard{0}});
+  EXPECT_EQ(DistributedTensor(*model->norm->weight).placements(), Placements{Replicate{}});
+  EXPECT_EQ(DistributedTensor(*model->table).placements(), Placements{Replicate{}});
+  EXPECT_TRUE(model->norm->weight->requires_grad());
+  EXPECT_FALSE(model->table->requires_grad());
 }
 
-TEST(DistributeModule, RefusesToDistributeTwice) {
-  RunOnMesh({1}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto model = initialized();
-    distribute_module(*model, mesh);
-    EXPECT_ERROR(distribute_module(*model, mesh), "already");
-  });
+TEST_ON_MESH(DistributeModule, RefusesToDistributeTwice, {1}, {"tp"}) {
+  const auto model = initialized();
+  distribute_module(*model, mesh);
+  EXPECT_ERROR(distribute_module(*model, mesh), "already");
 }
 
 }  // namespace

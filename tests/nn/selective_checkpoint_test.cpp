@@ -77,28 +77,26 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
 }
 
 // What is kept is not exchanged again.
-TEST(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor targets =
-        distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
-    const auto loss = [&](const at::Tensor& logits) {
-      return tessera::detail::cross_entropy(logits.mul(2), targets).sin();
-    };
-    const auto split = [&] {
-      const at::Tensor values = testing::uniform_values({5, 7}, 1);
-      return distribute_tensor(values, mesh, {Shard{1}}).tensor().detach().requires_grad_();
-    };
-    const at::Tensor x = split(), y = split();
-    loss(x).sum().backward();
-    const Counted counted = keeping(save_operators({"tessera::cross_entropy"}));
-    const comm::TrafficTable before = rank.world()->traffic().table();
-    checkpoint(counted.options, loss, y).sum().backward();
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
-    EXPECT_TRUE(local_tensor(x.grad()).equal(local_tensor(y.grad())));
-    EXPECT_EQ(counted->kept_operators, 1);
-    EXPECT_EQ(counted->replayed_operators, 1);
-    EXPECT_EQ(counted->recomputed_operators, 1);
-  });
+TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
+  const at::Tensor targets =
+      distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
+  const auto loss = [&](const at::Tensor& logits) {
+    return tessera::detail::cross_entropy(logits.mul(2), targets).sin();
+  };
+  const auto split = [&] {
+    const at::Tensor values = testing::uniform_values({5, 7}, 1);
+    return distribute_tensor(values, mesh, {Shard{1}}).tensor().detach().requires_grad_();
+  };
+  const at::Tensor x = split(), y = split();
+  loss(x).sum().backward();
+  const Counted counted = keeping(save_operators({"tessera::cross_entropy"}));
+  const comm::TrafficTable before = rank.world()->traffic().table();
+  checkpoint(counted.options, loss, y).sum().backward();
+  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+  EXPECT_TRUE(local_tensor(x.grad()).equal(local_tensor(y.grad())));
+  EXPECT_EQ(counted->kept_operators, 1);
+  EXPECT_EQ(counted->replayed_operators, 1);
+  EXPECT_EQ(counted->recomputed_operators, 1);
 }
 
 TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {
@@ -218,25 +216,23 @@ TEST(SelectiveCheckpoint, RefusesAKeptProductThatWasModifiedInPlaceBehindAMatmul
                   "the result of aten::mm, call 0 of its region, was saved and then modified");
 }
 
-TEST(SelectiveCheckpoint, KeepsResultsOfDistributedTensors) {
-  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
-    const auto run = [&](const Counted* counted) {
-      const at::Tensor x = distribute_tensor(leaf({5, 7}, 1).detach(), mesh, {Shard{0}});
-      const at::Tensor w = distribute_tensor(leaf({7, 7}, 2).detach(), mesh, {Replicate{}});
-      x.requires_grad_();
-      w.requires_grad_();
-      (counted ? checkpoint(counted->options, dense, x, w) : dense(x, w)).sum().backward();
-      return std::pair(DistributedTensor(x.grad()).full_tensor(),
-                       DistributedTensor(w.grad()).full_tensor());
-    };
-    const Counted counted = keeping(save_operators({"aten::mm"}));
-    const auto plain = run(nullptr);
-    const auto again = run(&counted);
-    EXPECT_TRUE(at::equal(plain.first, again.first));
-    EXPECT_TRUE(at::equal(plain.second, again.second));
-    EXPECT_EQ(counted->replayed_operators, 2);
-    EXPECT_EQ(counted->recomputed_operators, 2);
-  });
+TEST_ON_MESH(SelectiveCheckpoint, KeepsResultsOfDistributedTensors, {3}, {"dp"}) {
+  const auto run = [&](const Counted* counted) {
+    const at::Tensor x = distribute_tensor(leaf({5, 7}, 1).detach(), mesh, {Shard{0}});
+    const at::Tensor w = distribute_tensor(leaf({7, 7}, 2).detach(), mesh, {Replicate{}});
+    x.requires_grad_();
+    w.requires_grad_();
+    (counted ? checkpoint(counted->options, dense, x, w) : dense(x, w)).sum().backward();
+    return std::pair(DistributedTensor(x.grad()).full_tensor(),
+                     DistributedTensor(w.grad()).full_tensor());
+  };
+  const Counted counted = keeping(save_operators({"aten::mm"}));
+  const auto plain = run(nullptr);
+  const auto again = run(&counted);
+  EXPECT_TRUE(at::equal(plain.first, again.first));
+  EXPECT_TRUE(at::equal(plain.second, again.second));
+  EXPECT_EQ(counted->replayed_operators, 2);
+  EXPECT_EQ(counted->recomputed_operators, 2);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 
 #include "optim/parameters.h"
 #include "tessera/nn/linear.h"
+#include "testing/expect_tensors.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -53,7 +55,7 @@ void run(const std::vector<nn::SlotPtr>& slots) {
 void expect_as_reference(const std::vector<nn::SlotPtr>& slots) {
   const std::vector<at::Tensor> parameters = expected();
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(full_tensor(slots[i]->get()).allclose(parameters[i].detach(), 1e-6, 1e-7)) << i;
+    EXPECT_CLOSE(slots[i]->get(), parameters[i].detach(), 1e-6, 1e-7) << i;
   }
 }
 
@@ -67,39 +69,33 @@ TEST(AdamW, AgreesWithLibtorch) {
 }
 
 // Shards of 7 and 3 rows over 4 ranks, of 1 row (three empty shards), a replicated one.
-TEST(AdamW, AgreesOnShardsOfOneMeshDimension) {
-  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
-    std::vector<nn::SlotPtr> slots{
-        slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
-        slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})};
-    run(slots);
-    expect_as_reference(slots);
-  });
+TEST_ON_MESH(AdamW, AgreesOnShardsOfOneMeshDimension, {4}, {"dp"}) {
+  std::vector<nn::SlotPtr> slots{
+      slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
+      slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})};
+  run(slots);
+  expect_as_reference(slots);
 }
 
-TEST(AdamW, AgreesOnShardsOfTwoMeshDimensions) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    std::vector<nn::SlotPtr> slots{slot_of(initial(0), mesh, {Shard{0}, Shard{0}}),
-                                   slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
-                                   slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                                   slot_of(initial(3), mesh["tp"], {Shard{1}})};
-    run(slots);
-    expect_as_reference(slots);
-  });
+TEST_ON_MESH(AdamW, AgreesOnShardsOfTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
+  std::vector<nn::SlotPtr> slots{slot_of(initial(0), mesh, {Shard{0}, Shard{0}}),
+                                 slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
+                                 slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
+                                 slot_of(initial(3), mesh["tp"], {Shard{1}})};
+  run(slots);
+  expect_as_reference(slots);
 }
 
-TEST(AdamW, ReducesAPendingGradient) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const nn::SlotPtr slot = slot_of(at::ones({3}), mesh, {Replicate{}});
-    const nn::SlotPtr reference = slot_of(at::ones({3}));
-    const at::Tensor term = at::arange(3, at::kFloat) * (rank.rank() + 1);
-    slot->get().mutable_grad() =
-        DistributedTensor::from_local(term, mesh, {Partial{}}).tensor().detach();
-    set_grad(reference, at::arange(3, at::kFloat) * 3);
-    AdamW({slot}, kOptions).step();
-    AdamW({reference}, kOptions).step();
-    EXPECT_TRUE(local_tensor(slot->get()).allclose(reference->get()));
-  });
+TEST_ON_MESH(AdamW, ReducesAPendingGradient, {2}, {"tp"}) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}), mesh, {Replicate{}});
+  const nn::SlotPtr reference = slot_of(at::ones({3}));
+  const at::Tensor term = at::arange(3, at::kFloat) * (rank.rank() + 1);
+  slot->get().mutable_grad() =
+      DistributedTensor::from_local(term, mesh, {Partial{}}).tensor().detach();
+  set_grad(reference, at::arange(3, at::kFloat) * 3);
+  AdamW({slot}, kOptions).step();
+  AdamW({reference}, kOptions).step();
+  EXPECT_TRUE(local_tensor(slot->get()).allclose(reference->get()));
 }
 
 TEST(AdamW, SkipsParametersWithoutGradient) {
@@ -122,18 +118,16 @@ TEST(AdamW, UpdatesATiedParameterOnce) {
   EXPECT_TRUE(slot->get().detach().equal(reference->get().detach()));
 }
 
-TEST(AdamW, FollowsASlotThatIsShardedLater) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const nn::SlotPtr slot = slot_of(initial(0));
-    AdamW optimizer({slot}, kOptions);
-    slot->set(slot_of(initial(0), mesh, {Shard{0}})->get());
-    set_grad(slot, gradient(0, 0));
-    optimizer.step();
-    const nn::SlotPtr reference = slot_of(initial(0));
-    set_grad(reference, gradient(0, 0));
-    AdamW({reference}, kOptions).step();
-    EXPECT_TRUE(full_tensor(slot->get()).allclose(reference->get().detach()));
-  });
+TEST_ON_MESH(AdamW, FollowsASlotThatIsShardedLater, {2}, {"dp"}) {
+  const nn::SlotPtr slot = slot_of(initial(0));
+  AdamW optimizer({slot}, kOptions);
+  slot->set(slot_of(initial(0), mesh, {Shard{0}})->get());
+  set_grad(slot, gradient(0, 0));
+  optimizer.step();
+  const nn::SlotPtr reference = slot_of(initial(0));
+  set_grad(reference, gradient(0, 0));
+  AdamW({reference}, kOptions).step();
+  EXPECT_CLOSE(slot->get(), reference->get().detach());
 }
 
 TEST(AdamW, RefusesAShardThatChangedItsSizes) {

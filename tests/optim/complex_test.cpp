@@ -10,6 +10,7 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/muon.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace complex_test {
@@ -120,20 +121,18 @@ double norm_of_absolutes(double p) {
   return std::isinf(p) ? sum : std::pow(sum, 1 / p);
 }
 
-TEST(ComplexParameters, AreClippedByTheirAbsoluteValues) {
-  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
-    for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
-      std::vector<nn::SlotPtr> slots;
-      for (std::size_t i = 0; i < kSizes.size(); ++i) {
-        slots.push_back(slot_of(at::view_as_complex(value(i)), mesh, {Shard{0}}));
-        set_grad(slots[i], at::view_as_complex(gradient(i, 0)));
-      }
-      const double norm = norm_of_absolutes(p);
-      EXPECT_NEAR(clip_grad_norm_(slots, 0.5, {.norm_type = p}).item<double>(), norm, 1e-5 * norm);
-      const at::Tensor clipped = full_tensor(slots[0]->persistent().grad());
-      EXPECT_TRUE(at::view_as_real(clipped).allclose(gradient(0, 0).mul(0.5 / norm), 1e-4, 1e-6));
+TEST_ON_MESH(ComplexParameters, AreClippedByTheirAbsoluteValues, {4}, {"dp"}) {
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    std::vector<nn::SlotPtr> slots;
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      slots.push_back(slot_of(at::view_as_complex(value(i)), mesh, {Shard{0}}));
+      set_grad(slots[i], at::view_as_complex(gradient(i, 0)));
     }
-  });
+    const double norm = norm_of_absolutes(p);
+    EXPECT_NEAR(clip_grad_norm_(slots, 0.5, {.norm_type = p}).item<double>(), norm, 1e-5 * norm);
+    const at::Tensor clipped = full_tensor(slots[0]->persistent().grad());
+    EXPECT_TRUE(at::view_as_real(clipped).allclose(gradient(0, 0).mul(0.5 / norm), 1e-4, 1e-6));
+  }
 }
 
 TEST(ComplexParameters, AreNotForMuon) {

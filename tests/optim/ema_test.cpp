@@ -2,6 +2,7 @@
 
 #include "parameters.h"
 #include "tessera/optim/adamw.h"
+#include "testing/expect_tensors.h"
 
 namespace tessera::optim {
 namespace {
@@ -28,11 +29,11 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
       ASSERT_EQ(state.size(), 1u);
       EXPECT_EQ(state[0].name, "ema");
       EXPECT_EQ(sharding_spec(state[0].tensor), sharding_spec(slot->persistent()));
-      EXPECT_TRUE(full_tensor(state[0].tensor).allclose(expected, 1e-5, 1e-6));
+      EXPECT_CLOSE(state[0].tensor, expected, 1e-5, 1e-6);
       ema.swap();
-      EXPECT_TRUE(full_tensor(slot->persistent()).allclose(expected, 1e-5, 1e-6));
+      EXPECT_CLOSE(slot->persistent(), expected, 1e-5, 1e-6);
       ema.swap();
-      EXPECT_TRUE(at::equal(full_tensor(slot->persistent()), last));
+      EXPECT_EQUAL(slot->persistent(), last);
     }
   });
 }

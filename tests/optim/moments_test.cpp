@@ -3,6 +3,7 @@
 #include "optim/parameters.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -82,20 +83,18 @@ TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
   }
 }
 
-TEST(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions) {
+TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
   const std::vector<at::Tensor> expected = results(plain_slots());
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    expect_equal(results({slot_of(initial(0), mesh, {Shard{0}, Shard{1}}),
-                          slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
-                          slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                          slot_of(initial(3), mesh["tp"], {Shard{1}})}),
-                 expected);
-  });
+  expect_equal(results({slot_of(initial(0), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
+                        slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(initial(3), mesh["tp"], {Shard{1}})}),
+               expected);
 }
 
 /// Three dimensions, the last two of which are split: rows that are neither consecutive nor equally
 /// far apart.
-TEST(NarrowMoments, HaveTheSameBitsInAnyDimensions) {
+TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) {
   const at::Tensor values = normal_values({3, 5, 7}, 1);
   const at::Tensor grad = normal_values({3, 5, 7}, 2);
   const auto after = [&](const nn::SlotPtr& slot) {
@@ -105,9 +104,7 @@ TEST(NarrowMoments, HaveTheSameBitsInAnyDimensions) {
     return full_tensor(optimizer.state().front().tensor);
   };
   const at::Tensor expected = after(slot_of(values));
-  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
-    EXPECT_TRUE(after(slot_of(values, mesh, {Shard{1}, Shard{2}})).equal(expected));
-  });
+  EXPECT_TRUE(after(slot_of(values, mesh, {Shard{1}, Shard{2}})).equal(expected));
 }
 
 /// The mean over many elements with one gradient is that of fp32 moments. Rounded to the nearest,

@@ -15,6 +15,8 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/lr_schedule.h"
 #include "tessera/optim/muon.h"
+#include "testing/expect_tensors.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -171,53 +173,49 @@ struct Net : nn::Module<Net> {
   nn::Parameter weight, bias;
 };
 
-TEST(Optimizer, ContinuesFromItsNamedState) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Net straight(mesh), first(mesh), second(mesh);
-    AdamW straight_adamw(straight, {.lr = 0.1});
-    straight.run(straight_adamw, 0, 5);
-    AdamW before(first, {.lr = 0.1});
-    first.run(before, 0, 3);
-    AdamW after(second, {.lr = 0.1});
-    // As a checkpoint does it: whole tensors out, and into another optimizer's fresh state.
-    std::map<std::string, at::Tensor> saved;
-    for (const auto& [name, tensor] : named_state(before, first)) {
-      saved[name] = full_tensor(tensor).clone();
-    }
-    for (const auto& [name, tensor] : named_state(after, second)) {
-      const at::Tensor values =
-          tessera::is_distributed(tensor)
-              ? local_tensor(distribute_tensor(saved.at(name), mesh, {Shard{0}}))
-              : saved.at(name);
-      local_tensor(tensor).copy_(values);
-    }
-    const auto from = first.named_slots();
-    const auto to = second.named_slots();
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      local_tensor(to[i].second->persistent())
-          .detach()
-          .copy_(local_tensor(from[i].second->persistent()).detach());
-    }
-    second.run(after, 3, 5);
-    EXPECT_TRUE(full_tensor(second.weight).equal(full_tensor(straight.weight)));
-    EXPECT_TRUE(full_tensor(second.bias).equal(full_tensor(straight.bias)));
-  });
+TEST_ON_MESH(Optimizer, ContinuesFromItsNamedState, {2}, {"dp"}) {
+  Net straight(mesh), first(mesh), second(mesh);
+  AdamW straight_adamw(straight, {.lr = 0.1});
+  straight.run(straight_adamw, 0, 5);
+  AdamW before(first, {.lr = 0.1});
+  first.run(before, 0, 3);
+  AdamW after(second, {.lr = 0.1});
+  // As a checkpoint does it: whole tensors out, and into another optimizer's fresh state.
+  std::map<std::string, at::Tensor> saved;
+  for (const auto& [name, tensor] : named_state(before, first)) {
+    saved[name] = full_tensor(tensor).clone();
+  }
+  for (const auto& [name, tensor] : named_state(after, second)) {
+    const at::Tensor values =
+        tessera::is_distributed(tensor)
+            ? local_tensor(distribute_tensor(saved.at(name), mesh, {Shard{0}}))
+            : saved.at(name);
+    local_tensor(tensor).copy_(values);
+  }
+  const auto from = first.named_slots();
+  const auto to = second.named_slots();
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    local_tensor(to[i].second->persistent())
+        .detach()
+        .copy_(local_tensor(from[i].second->persistent()).detach());
+  }
+  second.run(after, 3, 5);
+  EXPECT_EQUAL(second.weight, straight.weight);
+  EXPECT_EQUAL(second.bias, straight.bias);
 }
 
-TEST(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter) {
-  RunRanks(2, [](Rank& rank) {
-    Net net(rank.mesh({2}, {"dp"}));
-    AdamW optimizer(net, {});
-    std::vector<std::string> names;
-    for (const auto& [name, tensor] : named_state(optimizer, net)) {
-      names.push_back(name);
-    }
-    EXPECT_EQ(names, (std::vector<std::string>{"weight.exp_avg", "weight.exp_avg_sq", "weight.step",
-                                               "bias.exp_avg", "bias.exp_avg_sq", "bias.step"}));
-    const at::Tensor state = named_state(optimizer, net)[0].second;
-    EXPECT_TRUE(sharding_spec(state) == sharding_spec(net.weight));
-    EXPECT_EQ(state.sizes(), net.weight->sizes());
-  });
+TEST_ON_MESH(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter, {2}, {"dp"}) {
+  Net net(mesh);
+  AdamW optimizer(net, {});
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : named_state(optimizer, net)) {
+    names.push_back(name);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"weight.exp_avg", "weight.exp_avg_sq", "weight.step",
+                                             "bias.exp_avg", "bias.exp_avg_sq", "bias.step"}));
+  const at::Tensor state = named_state(optimizer, net)[0].second;
+  EXPECT_TRUE(sharding_spec(state) == sharding_spec(net.weight));
+  EXPECT_EQ(state.sizes(), net.weight->sizes());
 }
 
 TEST(Optimizer, RefusesToNameStateOfAnotherModule) {

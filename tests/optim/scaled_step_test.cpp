@@ -5,6 +5,7 @@
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -132,12 +133,10 @@ TEST(ClipFactor, ANegativeNormIsRefused) {
 }
 
 /// Two ranks, of which each has a part of the gradients.
-TEST(ClipFactor, IsTheSameOnEveryRank) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const nn::SlotPtr slot = slot_of(at::ones({3}), mesh, {Shard{0}});
-    set_grad(slot, at::full({3}, 2.0));
-    EXPECT_NEAR(clip_factor({slot}, 1.0).factor.item<double>(), 1 / std::sqrt(12.0), 1e-6);
-  });
+TEST_ON_MESH(ClipFactor, IsTheSameOnEveryRank, {2}, {"dp"}) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}), mesh, {Shard{0}});
+  set_grad(slot, at::full({3}, 2.0));
+  EXPECT_NEAR(clip_factor({slot}, 1.0).factor.item<double>(), 1 / std::sqrt(12.0), 1e-6);
 }
 
 std::pair<double, bool> clipped_step(bool enabled) {

@@ -3,6 +3,8 @@
 #include <torch/optim/sgd.h>
 
 #include "optim/parameters.h"
+#include "testing/expect_tensors.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -41,7 +43,7 @@ void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, const SgdOptions&
     optimizer.step();
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(full_tensor(slots[i]->get()).allclose(parameters[i].detach(), 1e-6, 1e-6)) << i;
+    EXPECT_CLOSE(slots[i]->get(), parameters[i].detach(), 1e-6, 1e-6) << i;
   }
 }
 
@@ -51,24 +53,20 @@ TEST(Sgd, AgreesWithLibtorch) {
   }
 }
 
-TEST(Sgd, AgreesOnShardsOfOneMeshDimension) {
-  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
-    for (const SgdOptions& options : kCases) {
-      expect_as_libtorch(
-          {slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
-           slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})},
-          options);
-    }
-  });
+TEST_ON_MESH(Sgd, AgreesOnShardsOfOneMeshDimension, {4}, {"dp"}) {
+  for (const SgdOptions& options : kCases) {
+    expect_as_libtorch(
+        {slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
+         slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})},
+        options);
+  }
 }
 
-TEST(Sgd, AgreesOnShardsOfTwoMeshDimensions) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    expect_as_libtorch({slot_of(initial(0), mesh, {Shard{0}, Shard{0}}), slot_of(initial(1)),
-                        slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                        slot_of(initial(3), mesh["tp"], {Shard{1}})},
-                       kCases.back());
-  });
+TEST_ON_MESH(Sgd, AgreesOnShardsOfTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
+  expect_as_libtorch({slot_of(initial(0), mesh, {Shard{0}, Shard{0}}), slot_of(initial(1)),
+                      slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
+                      slot_of(initial(3), mesh["tp"], {Shard{1}})},
+                     kCases.back());
 }
 
 // Sums in fp16 would stay at 1: each step is below half of its spacing there.

@@ -9,7 +9,6 @@
 #include <iterator>
 #include <map>
 
-#include "family_run.h"
 #include "family_table.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/manual_seed.h"
@@ -61,7 +60,36 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
+/// What an operation gave: full results and gradients of the reals (undefined where there is none),
+/// their layouts, and what was communicated.
+struct Outcome {
+  Tensors results, gradients;
+  std::string layout_of_results, layout_of_gradients;
+  std::string forward, backward;
+};
+
+/// Runs an operation forward and backward on operands with these layouts. Collective.
+Outcome run_as(const Operation& operation, const std::string& layouts, const DeviceMesh& mesh);
+
+/// The oracle: the operation on plain tensors, or on replicated ones if it draws random numbers.
+Outcome expected_of(const Operation& operation, const DeviceMesh& mesh);
+
 }  // namespace
+
+std::vector<LayoutCase> Family::layouts_of_rows(const std::vector<std::string>& rows) {
+  std::vector<LayoutCase> layouts;
+  for (const std::string& row : rows) {
+    std::vector<std::string> cells;
+    std::size_t begin = 0;
+    for (std::size_t end = 0; end != std::string::npos; begin = end + 3) {
+      end = row.find(" | ", begin);
+      cells.push_back(row.substr(begin, end - begin));
+    }
+    cells.resize(5);
+    layouts.push_back({cells[0], cells[1], cells[2], cells[3], cells[4]});
+  }
+  return layouts;
+}
 
 std::vector<Family> families() {
   std::vector<Family> all;
@@ -135,7 +163,7 @@ TEST_P(FamilyTable, CommunicatesWhatItLists) {
     const auto square = rank.mesh({2, 2}, {"x", "y"});
     for (const auto& operation : GetParam().operations) {
       for (const LayoutCase& row : operation.layouts) {
-        const bool on_square = std::string(row.operands).find(',') != std::string::npos;
+        const bool on_square = row.operands.find(',') != std::string::npos;
         check(operation, row, on_square ? square : line);
       }
     }
@@ -335,7 +363,7 @@ std::string replicated(const Operation& operation, const DeviceMesh& mesh) {
 
 }  // namespace
 
-Outcome run_as(const Operation& operation, const char* layouts, const DeviceMesh& mesh) {
+Outcome run_as(const Operation& operation, const std::string& layouts, const DeviceMesh& mesh) {
   if (operation.random) {
     manual_seed(7);
   }
@@ -344,7 +372,7 @@ Outcome run_as(const Operation& operation, const char* layouts, const DeviceMesh
 
 Outcome expected_of(const Operation& operation, const DeviceMesh& mesh) {
   if (operation.random) {
-    return run_as(operation, replicated(operation, mesh).c_str(), mesh);
+    return run_as(operation, replicated(operation, mesh), mesh);
   }
   return run(operation, values_of(operation), nullptr);
 }

@@ -165,8 +165,7 @@ TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
            {Placement{Replicate{}}, Placement{Shard{0}}, Placement{Shard{1}}}) {
         const at::Tensor found = in(statistics, of_statistics);
         update(in(values, of_values), found);
-        EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), expected))
-            << of_values << " " << of_statistics;
+        EXPECT_CLOSE(found, expected) << of_values << " " << of_statistics;
       }
     }
     const at::Tensor mean = in(at::zeros({1}, at::kDouble), Shard{0});
@@ -177,28 +176,24 @@ TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   });
 }
 
-TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
-    const StrictScope strict;
-    EXPECT_ERROR(x.argmax(0), "argmax", "strict scope refuses");
-    EXPECT_NO_THROW(x.amax(0));
-    EXPECT_NO_THROW(x.argmax(1));
-  });
+TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
+  const StrictScope strict;
+  EXPECT_ERROR(x.argmax(0), "argmax", "strict scope refuses");
+  EXPECT_NO_THROW(x.amax(0));
+  EXPECT_NO_THROW(x.argmax(1));
 }
 
 // A part of one position is contiguous with the strides that it has.
-TEST(Extremum, IsFoundInAStridedViewWithPartsOfOnePosition) {
+TEST_ON_MESH(Extremum, IsFoundInAStridedViewWithPartsOfOnePosition, {3}, {"x"}) {
   const auto matrix = at::sin(at::arange(24.0)).view({4, 6});
   const auto cube = at::sin(at::arange(154.0)).view({2, 11, 7});
-  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
-    const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
-    const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
-    EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());
-    EXPECT_EQ(last.argmax().item<int>(), cube.select(-1, -1).argmax().item<int>());
-    const auto halves = distribute_tensor(matrix.to(at::kHalf), mesh, {Shard{0}}).tensor();
-    EXPECT_EQ(DistributedTensor(halves.slice(1, 0, 0).argmax(0)).full_tensor().numel(), 0);
-  });
+  const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
+  const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
+  EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());
+  EXPECT_EQ(last.argmax().item<int>(), cube.select(-1, -1).argmax().item<int>());
+  const auto halves = distribute_tensor(matrix.to(at::kHalf), mesh, {Shard{0}}).tensor();
+  EXPECT_EQ(DistributedTensor(halves.slice(1, 0, 0).argmax(0)).full_tensor().numel(), 0);
 }
 
 }  // namespace

@@ -128,16 +128,14 @@ const std::vector<OperatorCase>& cases() {
 INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Items, PendingAndSplitTensorsGiveTheWholeValue) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor split = distribute_tensor(at::arange(6, at::kDouble), mesh, {Shard{0}});
-    EXPECT_EQ(split.sum().item<double>(), 15);
-    EXPECT_EQ(split.max().item<double>(), 5);
-    const at::Tensor pending = distribute_tensor(at::full({}, 3.0), mesh, {Partial{}});
-    EXPECT_EQ(pending.item<double>(), 3);
-    EXPECT_TRUE(pending.is_nonzero());
-    EXPECT_TRUE(at::equal(split, split));
-  });
+TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
+  const at::Tensor split = distribute_tensor(at::arange(6, at::kDouble), mesh, {Shard{0}});
+  EXPECT_EQ(split.sum().item<double>(), 15);
+  EXPECT_EQ(split.max().item<double>(), 5);
+  const at::Tensor pending = distribute_tensor(at::full({}, 3.0), mesh, {Partial{}});
+  EXPECT_EQ(pending.item<double>(), 3);
+  EXPECT_TRUE(pending.is_nonzero());
+  EXPECT_TRUE(at::equal(split, split));
 }
 
 }  // namespace
@@ -149,18 +147,14 @@ namespace {
 using testing::full_tensor;
 using testing::values;
 
-TEST(UnlikePartials, AddUpAndJoin) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto as = [&](ReduceOp op) -> at::Tensor {
-      return distribute_tensor(values({4, 3}), mesh, {Partial{op}});
-    };
-    EXPECT_TRUE(
-        at::allclose(full_tensor(as(ReduceOp::kAvg) + as(ReduceOp::kSum)), values({4, 3}) * 2));
-    EXPECT_TRUE(
-        at::allclose(full_tensor(as(ReduceOp::kMax) + as(ReduceOp::kMin)), values({4, 3}) * 2));
-    EXPECT_TRUE(at::allclose(full_tensor(at::cat({as(ReduceOp::kMax), as(ReduceOp::kSum)})),
-                             at::cat({values({4, 3}), values({4, 3})})));
-  });
+TEST_ON_MESH(UnlikePartials, AddUpAndJoin, {4}, {"x"}) {
+  const auto as = [&](ReduceOp op) -> at::Tensor {
+    return distribute_tensor(values({4, 3}), mesh, {Partial{op}});
+  };
+  EXPECT_CLOSE(as(ReduceOp::kAvg) + as(ReduceOp::kSum), values({4, 3}) * 2);
+  EXPECT_CLOSE(as(ReduceOp::kMax) + as(ReduceOp::kMin), values({4, 3}) * 2);
+  EXPECT_CLOSE(at::cat({as(ReduceOp::kMax), as(ReduceOp::kSum)}),
+               at::cat({values({4, 3}), values({4, 3})}));
 }
 
 /// 8 / x, where x is the sum of unlike terms, forward and backward.
@@ -176,7 +170,7 @@ void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_e
     ASSERT_EQ(leaf.placements(), Placements{Partial{}});
     const auto found = divide_eight_by(leaf.tensor());
     found.mul(distribute_tensor(values({7, 5}, 1), mesh, {Replicate{}})).sum().backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(found.detach()).full_tensor(), expected));
+    EXPECT_CLOSE(found.detach(), expected);
     const DistributedTensor gradient(leaf.tensor().grad());
     EXPECT_EQ(gradient.placements(), Placements{Replicate{}});
     EXPECT_TRUE(at::allclose(local_tensor(gradient), plain.grad()));

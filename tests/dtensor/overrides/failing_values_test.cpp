@@ -133,8 +133,7 @@ TEST(BadValue, GoodIndicesPassTheCheck) {
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto weight = on(mesh, values({10, 3}), Replicate{}).requires_grad_();
     const at::Tensor found = at::embedding(weight, on(mesh, at::arange(5), Shard{0}));
-    EXPECT_TRUE(
-        at::equal(DistributedTensor(found.detach()).full_tensor(), values({10, 3}).slice(0, 0, 5)));
+    EXPECT_EQUAL(found.detach(), values({10, 3}).slice(0, 0, 5));
     found.sum().backward();
     EXPECT_EQ(DistributedTensor(weight.grad()).full_tensor().sum().item<double>(), 15);
   });
@@ -149,8 +148,7 @@ TEST(PlainTensors, InAReplicationScopeAreCompared) {
       const auto unequal = at::arange(3, at::kDouble).add(rank.rank());
       EXPECT_ERROR(x.mul(unequal), "on ranks 1");
       const auto equal = at::arange(6, at::kDouble).view({3, 2}).t()[1];
-      EXPECT_TRUE(at::equal(DistributedTensor(x.mul(equal)).full_tensor(),
-                            values({4, 3}).mul(at::tensor({1, 3, 5}))));
+      EXPECT_EQUAL(x.mul(equal), values({4, 3}).mul(at::tensor({1, 3, 5})));
     }
   });
 }
@@ -231,7 +229,7 @@ TEST_P(FailingMatrices, ThrowTheSameOnEveryRank) {
       EXPECT_EQ(libtorch_message_of([&] { run(split); }), expected);
       const auto good = distribute_tensor(matrices(true), mesh, {Shard{0}});
       EXPECT_EQ(libtorch_message_of([&] { run(good.tensor()); }), "");
-      EXPECT_TRUE(at::equal(good.full_tensor(), matrices(true)));
+      EXPECT_EQUAL(good, matrices(true));
     });
   }
 }

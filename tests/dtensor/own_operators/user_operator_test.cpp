@@ -123,7 +123,7 @@ TEST(UserOperator, RunsByItsRule) {
       const DistributedTensor y(unary("tessera_test::halve", x));
       EXPECT_EQ(communication.total().calls, 0);
       EXPECT_EQ(y.placements(), Placements{placement});
-      EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(5, at::kFloat) / 2));
+      EXPECT_EQUAL(y, at::arange(5, at::kFloat) / 2);
     }
   });
 }
@@ -135,60 +135,51 @@ TEST(UserOperator, RunsInPlaceByItsRule) {
     at::Tensor x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
     const at::Tensor alias = x;
     call<at::Tensor&(at::Tensor&)>("tessera_test::halve_", x);
-    EXPECT_TRUE(at::equal(DistributedTensor(alias).full_tensor(), at::arange(5, at::kFloat) / 2));
+    EXPECT_EQUAL(alias, at::arange(5, at::kFloat) / 2);
   });
 }
 
-TEST(UserOperator, ReturningNothingWritesByItsRule) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto from = distribute_tensor(at::arange(5, at::kFloat), mesh, {Replicate{}});
-    at::Tensor into = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
-    const CommunicationScope communication(mesh);
-    call<void(const at::Tensor&, at::Tensor&)>("tessera_test::add_into", from, into);
-    EXPECT_EQ(communication.total().calls, 0);
-    EXPECT_TRUE(at::equal(DistributedTensor(into).full_tensor(), at::arange(5, at::kFloat) + 1));
-  });
+TEST_ON_MESH(UserOperator, ReturningNothingWritesByItsRule, {2}, {"x"}) {
+  const auto from = distribute_tensor(at::arange(5, at::kFloat), mesh, {Replicate{}});
+  at::Tensor into = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
+  const CommunicationScope communication(mesh);
+  call<void(const at::Tensor&, at::Tensor&)>("tessera_test::add_into", from, into);
+  EXPECT_EQ(communication.total().calls, 0);
+  EXPECT_EQUAL(into, at::arange(5, at::kFloat) + 1);
 }
 
-TEST(UserOperator, RunsAsItsAcceptedPlacementsSay) {
+TEST_ON_MESH(UserOperator, RunsAsItsAcceptedPlacementsSay, {2, 2}, {"x", "y"}) {
   const auto a = at::arange(15, at::kDouble).view({5, 3}), b = a.t().contiguous().cos();
-  RunOnMesh({2, 2}, {"x", "y"}, [&](const DeviceMesh& mesh) {
-    const auto product = [](const at::Tensor& left, const at::Tensor& right) {
-      return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
-          "tessera_test::scaled_product", left, right, 3.0);
-    };
-    struct Row {
-      Placements a, b, result;
-    };
-    for (const Row& row :
-         {Row{{Shard{0}, Replicate{}}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{1}}},
-          Row{{Shard{1}, Shard{0}}, {Shard{0}, Replicate{}}, {Partial{}, Shard{0}}},
-          Row{{Partial{}, Replicate{}}, {Replicate{}, Shard{1}}, {Partial{}, Shard{1}}}}) {
-      const auto left = distribute_tensor(a, mesh, row.a),
-                 right = distribute_tensor(b, mesh, row.b);
-      const CommunicationScope communication(mesh);
-      const DistributedTensor result(product(left, right));
-      EXPECT_EQ(communication.total().calls, 0);
-      EXPECT_EQ(result.placements(), row.result);
-      EXPECT_TRUE(at::allclose(result.full_tensor(), product(a, b)));
-    }
-  });
+  const auto product = [](const at::Tensor& left, const at::Tensor& right) {
+    return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
+        "tessera_test::scaled_product", left, right, 3.0);
+  };
+  struct Row {
+    Placements a, b, result;
+  };
+  for (const Row& row :
+       {Row{{Shard{0}, Replicate{}}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{1}}},
+        Row{{Shard{1}, Shard{0}}, {Shard{0}, Replicate{}}, {Partial{}, Shard{0}}},
+        Row{{Partial{}, Replicate{}}, {Replicate{}, Shard{1}}, {Partial{}, Shard{1}}}}) {
+    const auto left = distribute_tensor(a, mesh, row.a), right = distribute_tensor(b, mesh, row.b);
+    const CommunicationScope communication(mesh);
+    const DistributedTensor result(product(left, right));
+    EXPECT_EQ(communication.total().calls, 0);
+    EXPECT_EQ(result.placements(), row.result);
+    EXPECT_CLOSE(result, product(a, b));
+  }
 }
 
-TEST(UserOperator, ConflictingAcceptedPlacementsAreAnError) {
-  RunRanks(1, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::ones({2}), rank.mesh({1}, {"x"}), {Shard{0}});
-    EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");
-  });
+TEST_ON_MESH(UserOperator, ConflictingAcceptedPlacementsAreAnError, {1}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::ones({2}), mesh, {Shard{0}});
+  EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");
 }
 
-TEST(UserOperator, WithoutARuleIsGathered) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
-    const DistributedTensor y(unary("tessera_test::halve_unruled", x));
-    EXPECT_EQ(y.placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(5, at::kFloat) / 2));
-  });
+TEST_ON_MESH(UserOperator, WithoutARuleIsGathered, {2}, {"x"}) {
+  const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
+  const DistributedTensor y(unary("tessera_test::halve_unruled", x));
+  EXPECT_EQ(y.placements(), Placements{Replicate{}});
+  EXPECT_EQUAL(y, at::arange(5, at::kFloat) / 2);
 }
 
 TEST(UserOperator, TakesNoRuleAfterItsFirstUse) {
@@ -239,15 +230,13 @@ TEST(UserOperatorDeathTest, TakesNoRuleIfItIsComposite) {
               "register_rule of tessera_test::composite, which is made of other operators");
 }
 
-TEST(UserOperator, MayReplaceARuleOfTheLibrary) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(6, at::kFloat);
-    const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-    // The library's rule would keep it split; the one above declines every call.
-    const DistributedTensor result(at::hypot(x, x));
-    EXPECT_EQ(result.placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::equal(result.full_tensor(), at::hypot(whole, whole)));
-  });
+TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
+  const auto whole = at::arange(6, at::kFloat);
+  const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
+  // The library's rule would keep it split; the one above declines every call.
+  const DistributedTensor result(at::hypot(x, x));
+  EXPECT_EQ(result.placements(), Placements{Replicate{}});
+  EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
 TEST(CheckRule, PassesOneThatIsRight) {
@@ -431,23 +420,21 @@ TEST(OwnOperatorGradients, HaveGradients) {
                                {{{kRows, kColumns}, {kAll, kRows}}, {{kAll, kRows}, {kAll, kAll}}});
 }
 
-TEST(OwnOperatorGradients, SendWhatTheRuleImplies) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    at::Tensor w = distribute_tensor(values({3}), mesh, {Replicate{}});
-    x = x.detach().requires_grad_();
-    w = w.detach().requires_grad_();
-    const StrictScope strict;
-    const CommunicationScope communication(mesh);
-    const at::Tensor result = call_binary("kernel", x, w);
-    EXPECT_EQ(communication.total().calls, 0);
-    EXPECT_EQ(DistributedTensor(result).placements(), Placements{Shard{0}});
-    result.backward(at::ones_like(result));
-    EXPECT_EQ(communication.total().calls, 1);  // the sum of the weight's gradient
-  });
+TEST_ON_MESH(OwnOperatorGradients, SendWhatTheRuleImplies, {2}, {"dp"}) {
+  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
+  at::Tensor w = distribute_tensor(values({3}), mesh, {Replicate{}});
+  x = x.detach().requires_grad_();
+  w = w.detach().requires_grad_();
+  const StrictScope strict;
+  const CommunicationScope communication(mesh);
+  const at::Tensor result = call_binary("kernel", x, w);
+  EXPECT_EQ(communication.total().calls, 0);
+  EXPECT_EQ(DistributedTensor(result).placements(), Placements{Shard{0}});
+  result.backward(at::ones_like(result));
+  EXPECT_EQ(communication.total().calls, 1);  // the sum of the weight's gradient
 }
 
-TEST(OwnOperatorGradients, ReachAPlainTensorOfOneElement) {
+TEST_ON_MESH(OwnOperatorGradients, ReachAPlainTensorOfOneElement, {2}, {"dp"}) {
   const at::Tensor plain_x = values({6, 3});
   const auto gradient_of_factor = [](const at::Tensor& x) {
     at::Tensor factor = at::full({1}, 0.5, at::kDouble).requires_grad_();
@@ -455,54 +442,46 @@ TEST(OwnOperatorGradients, ReachAPlainTensorOfOneElement) {
     return factor.grad();
   };
   const at::Tensor expected = gradient_of_factor(plain_x);
-  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(plain_x, mesh, {Shard{0}}).tensor().detach();
-    EXPECT_ERROR(gradient_of_factor(x), "a plain number with a gradient may be another");
-    const ReplicationScope same_on_every_rank;
-    EXPECT_TRUE(at::allclose(gradient_of_factor(x), expected));
-  });
+  const at::Tensor x = distribute_tensor(plain_x, mesh, {Shard{0}}).tensor().detach();
+  EXPECT_ERROR(gradient_of_factor(x), "a plain number with a gradient may be another");
+  const ReplicationScope same_on_every_rank;
+  EXPECT_TRUE(at::allclose(gradient_of_factor(x), expected));
 }
 
-TEST(OwnOperatorGradients, AreNotWantedWithoutGradMode) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    x = x.detach().requires_grad_();
-    const at::NoGradGuard no_grad;
-    EXPECT_FALSE(call_unary("memory", x).requires_grad());
-    at::Tensor copy = x.clone();
-    EXPECT_TRUE(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy).is_same(copy));
-  });
+TEST_ON_MESH(OwnOperatorGradients, AreNotWantedWithoutGradMode, {2}, {"dp"}) {
+  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
+  x = x.detach().requires_grad_();
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(call_unary("memory", x).requires_grad());
+  at::Tensor copy = x.clone();
+  EXPECT_TRUE(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy).is_same(copy));
 }
 
-TEST(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    x = x.detach().requires_grad_();
-    at::Tensor copy = x.clone();
-    EXPECT_ERROR(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy),
-                 "own_gradients::halve_", "writes to an argument", "DispatchKey::Autograd",
-                 "NoGradGuard");
-    EXPECT_ERROR(call_unary("first_half", x), "own_gradients::first_half", "returns a view",
-                 "DispatchKey::Autograd");
-    EXPECT_ERROR(call_unary("column_maximum", x), "own_gradients::column_maximum", "Partial(max)",
-                 "DispatchKey::Autograd");
-  });
+TEST_ON_MESH(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded, {2}, {"dp"}) {
+  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
+  x = x.detach().requires_grad_();
+  at::Tensor copy = x.clone();
+  EXPECT_ERROR(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy),
+               "own_gradients::halve_", "writes to an argument", "DispatchKey::Autograd",
+               "NoGradGuard");
+  EXPECT_ERROR(call_unary("first_half", x), "own_gradients::first_half", "returns a view",
+               "DispatchKey::Autograd");
+  EXPECT_ERROR(call_unary("column_maximum", x), "own_gradients::column_maximum", "Partial(max)",
+               "DispatchKey::Autograd");
 }
 
 // A mode may give results back later, which then would belong to an older graph.
-TEST(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    x = x.detach().requires_grad_();
-    ListingMode mode;
-    {
-      const OperatorModeScope scope(mode);
-      EXPECT_TRUE(call_binary("kernel", x, x).requires_grad());
-      EXPECT_TRUE(mode.names.empty());
-      call_binary("explicit_with_autograd", x, x);
-    }
-    EXPECT_EQ(mode.names, std::vector<std::string>{"own_gradients::explicit_with_autograd"});
-  });
+TEST_ON_MESH(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt, {2}, {"dp"}) {
+  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
+  x = x.detach().requires_grad_();
+  ListingMode mode;
+  {
+    const OperatorModeScope scope(mode);
+    EXPECT_TRUE(call_binary("kernel", x, x).requires_grad());
+    EXPECT_TRUE(mode.names.empty());
+    call_binary("explicit_with_autograd", x, x);
+  }
+  EXPECT_EQ(mode.names, std::vector<std::string>{"own_gradients::explicit_with_autograd"});
 }
 
 }  // namespace

@@ -80,75 +80,65 @@ DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
 const RedistributeOptions kAsync{.async = true};
 const Placements kWhole{Replicate{}, Replicate{}};
 
-TEST(Async, WaitsAtTheFirstUse) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log);
-    const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    const auto y = x.redistribute(kWhole, kAsync);
-    EXPECT_EQ(y.tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
-    EXPECT_EQ(y.placements(), kWhole);
-    EXPECT_EQ(log, (Log{"start dp"}));
-    EXPECT_TRUE(at::equal(y.tensor().mul(2).sum(), y.tensor().sum().mul(2)));
-    EXPECT_TRUE(at::equal(y.to_local(), counting_values({7, 5})));
-    EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
-  });
+TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log);
+  const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  const auto y = x.redistribute(kWhole, kAsync);
+  EXPECT_EQ(y.tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
+  EXPECT_EQ(y.placements(), kWhole);
+  EXPECT_EQ(log, (Log{"start dp"}));
+  EXPECT_TRUE(at::equal(y.tensor().mul(2).sum(), y.tensor().sum().mul(2)));
+  EXPECT_TRUE(at::equal(y.to_local(), counting_values({7, 5})));
+  EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
 // An empty tensor needs no collective; what is left to do is the change of its local sizes.
-TEST(Async, AnEmptyTensorHasTheSizesOfItsLayout) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(at::empty({0, 4}), mesh, {Shard{0}});
-    const auto y = x.redistribute({Replicate{}}, kAsync);
-    EXPECT_EQ(y.to_local().sizes(), (std::vector<std::int64_t>{0, 4}));
-    EXPECT_EQ(y.full_tensor().sizes(), (std::vector<std::int64_t>{0, 4}));
-  });
+TEST_ON_MESH(Async, AnEmptyTensorHasTheSizesOfItsLayout, {2}, {"dp"}) {
+  const auto x = distribute_tensor(at::empty({0, 4}), mesh, {Shard{0}});
+  const auto y = x.redistribute({Replicate{}}, kAsync);
+  EXPECT_EQ(y.to_local().sizes(), (std::vector<std::int64_t>{0, 4}));
+  EXPECT_EQ(y.full_tensor().sizes(), (std::vector<std::int64_t>{0, 4}));
 }
 
-TEST(Async, OverlapsOnTwoGroups) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log);
-    const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
-    const auto whole_a = a.redistribute(kWhole, kAsync);
-    const auto whole_b = b.redistribute(kWhole, kAsync);
-    EXPECT_EQ(log, (Log{"start dp", "start tp"}));
-    EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
-    EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
-    EXPECT_EQ(log, (Log{"start dp", "start tp", "wait dp", "wait tp"}));
-  });
+TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log);
+  const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
+  const auto whole_a = a.redistribute(kWhole, kAsync);
+  const auto whole_b = b.redistribute(kWhole, kAsync);
+  EXPECT_EQ(log, (Log{"start dp", "start tp"}));
+  EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
+  EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
+  EXPECT_EQ(log, (Log{"start dp", "start tp", "wait dp", "wait tp"}));
 }
 
 // The group decides, not where the tensors are: those of a GPU may go through the host's memory.
-TEST(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log, /*on_device=*/true);
-    const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
-    const auto whole_a = a.redistribute(kWhole, kAsync);
-    const auto whole_b = b.redistribute(kWhole, kAsync);
-    EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
-    EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
-    EXPECT_EQ(log, (Log{"start dp", "start tp", "wait tp", "wait dp"}));
-  });
+TEST_ON_RANKS(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log, /*on_device=*/true);
+  const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
+  const auto whole_a = a.redistribute(kWhole, kAsync);
+  const auto whole_b = b.redistribute(kWhole, kAsync);
+  EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
+  EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
+  EXPECT_EQ(log, (Log{"start dp", "start tp", "wait tp", "wait dp"}));
 }
 
 // A collective of more rounds than one needs its peers to continue while they use something else.
-TEST(Async, RanksMayUseResultsInUnlikeOrders) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    constexpr std::int64_t kLarge = 3 << 20;
-    const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
-    const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
-    const auto a = x.redistribute(kWhole, kAsync), b = y.redistribute(kWhole, kAsync);
-    if (rank.rank() != 2) {
-      const auto& first = rank.rank() == 1 ? a : b;
-      EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
-    }
-    EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(kLarge)));
-    EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
-  });
+TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
+  constexpr std::int64_t kLarge = 3 << 20;
+  const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
+  const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
+  const auto a = x.redistribute(kWhole, kAsync), b = y.redistribute(kWhole, kAsync);
+  if (rank.rank() != 2) {
+    const auto& first = rank.rank() == 1 ? a : b;
+    EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
+  }
+  EXPECT_EQUAL(y, at::arange(kLarge));
+  EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
 }
 
 TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
@@ -174,56 +164,48 @@ TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
   });
 }
 
-TEST(Async, MovesAllPairsUneven) {
+TEST_ON_MESH(Async, MovesAllPairsUneven, {2, 2}, {"dp", "tp"}) {
   const std::vector<Placements> all{{Replicate{}, Replicate{}}, {Shard{0}, Shard{1}},
                                     {Shard{0}, Shard{0}},       {Partial{}, Shard{1}},
                                     {Shard{1}, Partial{}},      {StridedShard{0, 2}, Shard{0}}};
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    for (const auto& from : all) {
-      for (const auto& to : all) {
-        const auto x =
-            distribute_tensor(counting_values({7, 5}), mesh, from).redistribute(to, kAsync);
-        EXPECT_EQ(x.placements(), to);
-        EXPECT_TRUE(at::equal(x.full_tensor(), counting_values({7, 5})));
-      }
+  for (const auto& from : all) {
+    for (const auto& to : all) {
+      const auto x =
+          distribute_tensor(counting_values({7, 5}), mesh, from).redistribute(to, kAsync);
+      EXPECT_EQ(x.placements(), to);
+      EXPECT_EQUAL(x, counting_values({7, 5}));
     }
-  });
+  }
 }
 
-TEST(Async, AnUnusedTensorIsFinished) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log);
-    const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    x.redistribute(kWhole, kAsync);
-    EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
-  });
+TEST_ON_RANKS(Async, AnUnusedTensorIsFinished, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log);
+  const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  x.redistribute(kWhole, kAsync);
+  EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-TEST(Async, CarriesGradientsBack) {
+TEST_ON_MESH(Async, CarriesGradientsBack, {2, 2}, {"dp", "tp"}) {
   auto plain = counting_values({7, 5}).requires_grad_();
   plain.pow(2).sum().backward();
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    const auto leaf =
-        distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Shard{1}}).tensor().detach();
-    leaf.requires_grad_();
-    const auto moved = DistributedTensor(leaf).redistribute({Shard{1}, Shard{0}}, kAsync);
-    moved.tensor().pow(2).sum().backward();
-    EXPECT_EQ(DistributedTensor(leaf.grad()).placements(), (Placements{Shard{0}, Shard{1}}));
-    EXPECT_TRUE(at::allclose(DistributedTensor(leaf.grad()).full_tensor(), plain.grad()));
-  });
+  const auto leaf =
+      distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Shard{1}}).tensor().detach();
+  leaf.requires_grad_();
+  const auto moved = DistributedTensor(leaf).redistribute({Shard{1}, Shard{0}}, kAsync);
+  moved.tensor().pow(2).sum().backward();
+  EXPECT_EQ(DistributedTensor(leaf.grad()).placements(), (Placements{Shard{0}, Shard{1}}));
+  EXPECT_CLOSE(leaf.grad(), plain.grad());
 }
 
-TEST(Async, DoesNotShareTheVersionOfItsSource) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
-    const auto y = x.redistribute({Replicate{}}, kAsync);
-    const auto before = x.tensor()._version();
-    y.tensor().add_(1);
-    EXPECT_EQ(x.tensor()._version(), before);
-    EXPECT_EQ(y.tensor()._version(), local_tensor(y)._version());
-    EXPECT_TRUE(at::equal(x.full_tensor(), counting_values({4})));
-  });
+TEST_ON_MESH(Async, DoesNotShareTheVersionOfItsSource, {2}, {"x"}) {
+  const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
+  const auto y = x.redistribute({Replicate{}}, kAsync);
+  const auto before = x.tensor()._version();
+  y.tensor().add_(1);
+  EXPECT_EQ(x.tensor()._version(), before);
+  EXPECT_EQ(y.tensor()._version(), local_tensor(y)._version());
+  EXPECT_EQUAL(x, counting_values({4}));
 }
 
 TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {

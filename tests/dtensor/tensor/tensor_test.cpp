@@ -70,21 +70,18 @@ TEST(Wrapper, SaysWhichFunctionAskedForItsMemory) {
                 "was asked for in the backward of tessera::", "ReadsMemory, which it lacks");
 }
 
-TEST(Wrapper, SharesMemoryOnlyIfReplicated) {
-  testing::RunRanks(2, [](testing::Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"x"});
-    const at::Tensor source = at::zeros({4});
-    const auto all = distribute_tensor(source, mesh, {Replicate{}});
-    const auto part = distribute_tensor(source, mesh, {Shard{0}});
-    const auto copy = distribute_tensor(source.clone(), mesh, {Replicate{}});
-    source.add_(1);
-    EXPECT_EQ(all.to_local()[0].item<float>(), 1);
-    EXPECT_EQ(part.to_local()[0].item<float>(), 0);
-    EXPECT_EQ(copy.to_local()[0].item<float>(), 0);
-    const auto alone = distribute_tensor(source, one_rank(), {Shard{0}});
-    source.add_(1);
-    EXPECT_EQ(alone.to_local()[0].item<float>(), 1);
-  });
+TEST_ON_MESH(Wrapper, SharesMemoryOnlyIfReplicated, {2}, {"x"}) {
+  const at::Tensor source = at::zeros({4});
+  const auto all = distribute_tensor(source, mesh, {Replicate{}});
+  const auto part = distribute_tensor(source, mesh, {Shard{0}});
+  const auto copy = distribute_tensor(source.clone(), mesh, {Replicate{}});
+  source.add_(1);
+  EXPECT_EQ(all.to_local()[0].item<float>(), 1);
+  EXPECT_EQ(part.to_local()[0].item<float>(), 0);
+  EXPECT_EQ(copy.to_local()[0].item<float>(), 0);
+  const auto alone = distribute_tensor(source, one_rank(), {Shard{0}});
+  source.add_(1);
+  EXPECT_EQ(alone.to_local()[0].item<float>(), 1);
 }
 
 TEST(Wrapper, SharesItsVersionWithItsPart) {
@@ -167,22 +164,19 @@ using testing::values;
 const std::vector<ReduceOp> kEveryReduction{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                             ReduceOp::kMin, ReduceOp::kProduct};
 
-TEST(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives) {
+TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3) {
   const auto expected = values({2, 7}).sin();
-  RunRanks(3, [&](Rank& rank) {
-    for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{1, 3}, {3, 1}}) {
-      const auto mesh = rank.mesh(sizes, {"a", "b"});
-      for (const auto op : kEveryReduction) {
-        for (const auto& placements :
-             {Placements{Partial{op}, Shard{1}}, Placements{Shard{1}, Partial{op}}}) {
-          const auto x = distribute_tensor(values({2, 7}), mesh, placements).tensor().detach();
-          x.movedim(0, -1).sin_();
-          EXPECT_TRUE(at::allclose(DistributedTensor(x).full_tensor(), expected))
-              << to_string(placements);
-        }
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{1, 3}, {3, 1}}) {
+    const auto mesh = rank.mesh(sizes, {"a", "b"});
+    for (const auto op : kEveryReduction) {
+      for (const auto& placements :
+           {Placements{Partial{op}, Shard{1}}, Placements{Shard{1}, Partial{op}}}) {
+        const auto x = distribute_tensor(values({2, 7}), mesh, placements).tensor().detach();
+        x.movedim(0, -1).sin_();
+        EXPECT_CLOSE(x, expected) << to_string(placements);
       }
     }
-  });
+  }
 }
 
 TEST(AliasedWrite, ToAPartOfAPendingReductionArrives) {
@@ -200,24 +194,21 @@ TEST(AliasedWrite, ToAPartOfAPendingReductionArrives) {
     for (const auto& placement : placements) {
       const auto x = distribute_tensor(values({1, 5}), mesh, {placement}).tensor().detach();
       twice(x);
-      EXPECT_TRUE(at::allclose(DistributedTensor(x).full_tensor(), expected))
-          << to_string(placement);
+      EXPECT_CLOSE(x, expected) << to_string(placement);
     }
   });
 }
 
 // An empty tensor that is reduced stays where it lies, which may be another tensor's memory.
-TEST(AliasedWrite, ToAnEmptyPartOfAPendingReductionChangesNoOtherTensor) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    for (const auto op : kEveryReduction) {
-      const auto x = distribute_tensor(values({4}), mesh, {Partial{op}}).tensor().detach();
-      const auto value = distribute_tensor(at::zeros({2}, at::kDouble), mesh, {Shard{0}});
-      at::Tensor part = x.narrow(0, 0, 0);
-      at::add_out(part, value, value);
-      EXPECT_TRUE(at::equal(DistributedTensor(x).full_tensor(), values({4})));
-      EXPECT_TRUE(at::equal(DistributedTensor(part).full_tensor(), at::zeros({2}, at::kDouble)));
-    }
-  });
+TEST_ON_MESH(AliasedWrite, ToAnEmptyPartOfAPendingReductionChangesNoOtherTensor, {2}, {"x"}) {
+  for (const auto op : kEveryReduction) {
+    const auto x = distribute_tensor(values({4}), mesh, {Partial{op}}).tensor().detach();
+    const auto value = distribute_tensor(at::zeros({2}, at::kDouble), mesh, {Shard{0}});
+    at::Tensor part = x.narrow(0, 0, 0);
+    at::add_out(part, value, value);
+    EXPECT_EQUAL(x, values({4}));
+    EXPECT_EQUAL(part, at::zeros({2}, at::kDouble));
+  }
 }
 
 }  // namespace
@@ -309,15 +300,13 @@ INSTANTIATE_TEST_SUITE_P(
                    }}),
     [](const auto& param_info) { return param_info.param.name; });
 
-TEST(WrappedNumbers, ComplexOnesGiveLibtorchsType) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto number = at::native::wrapped_scalar_tensor(c10::complex<double>(0, 1));
-    for (const Placement& placement : {Placement(Partial{}), Placement(Replicate{})}) {
-      const at::Tensor x = distribute_tensor(at::ones({}), mesh, {placement});
-      EXPECT_EQ(at::add(x, number).scalar_type(), at::kComplexFloat);
-      EXPECT_EQ(at::mul(x, number).scalar_type(), at::kComplexFloat);
-    }
-  });
+TEST_ON_MESH(WrappedNumbers, ComplexOnesGiveLibtorchsType, {3}, {"x"}) {
+  const auto number = at::native::wrapped_scalar_tensor(c10::complex<double>(0, 1));
+  for (const Placement& placement : {Placement(Partial{}), Placement(Replicate{})}) {
+    const at::Tensor x = distribute_tensor(at::ones({}), mesh, {placement});
+    EXPECT_EQ(at::add(x, number).scalar_type(), at::kComplexFloat);
+    EXPECT_EQ(at::mul(x, number).scalar_type(), at::kComplexFloat);
+  }
 }
 
 struct Scaled {
@@ -373,15 +362,13 @@ INSTANTIATE_TEST_SUITE_P(
                }}),
     [](const auto& param_info) { return param_info.param.name; });
 
-TEST(PendingSums, StayPendingWhereTheNumberIsFinite) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
-    const StrictScope strict;
-    for (const double factor : {2.0, 0.0, -1e300}) {
-      EXPECT_EQ(DistributedTensor(at::mul(x, factor)).placements(), Placements{Partial{}});
-    }
-    EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
-  });
+TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
+  const StrictScope strict;
+  for (const double factor : {2.0, 0.0, -1e300}) {
+    EXPECT_EQ(DistributedTensor(at::mul(x, factor)).placements(), Placements{Partial{}});
+  }
+  EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
 }
 
 }  // namespace
@@ -405,23 +392,20 @@ TEST(FromLocal, FindsTheSizesOfUnevenShards) {
     RunOnMesh({ranks}, {"x"}, [](const DeviceMesh& mesh) {
       for (const std::int64_t rows : {0, 1, 2, 5, 6}) {
         const at::Tensor whole = values({rows, 3});
-        EXPECT_TRUE(at::equal(from_part(whole, mesh, {Shard{0}}).full_tensor(), whole));
-        EXPECT_TRUE(at::equal(from_part(whole.t(), mesh, {Shard{-1}}).full_tensor(), whole.t()));
+        EXPECT_EQUAL(from_part(whole, mesh, {Shard{0}}), whole);
+        EXPECT_EQUAL(from_part(whole.t(), mesh, {Shard{-1}}), whole.t());
       }
     });
   }
 }
 
-TEST(FromLocal, FindsThemOnAMeshOfTwoDimensions) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const at::Tensor whole = values({5, 3});
-    for (const Placements& placements :
-         {Placements{Shard{0}, Shard{0}}, Placements{Shard{1}, Shard{0}},
-          Placements{Replicate{}, Shard{0}}, Placements{Shard{0}, Replicate{}}}) {
-      EXPECT_TRUE(at::equal(from_part(whole, mesh, placements).full_tensor(), whole))
-          << to_string(placements);
-    }
-  });
+TEST_ON_MESH(FromLocal, FindsThemOnAMeshOfTwoDimensions, {2, 2}, {"a", "b"}) {
+  const at::Tensor whole = values({5, 3});
+  for (const Placements& placements :
+       {Placements{Shard{0}, Shard{0}}, Placements{Shard{1}, Shard{0}},
+        Placements{Replicate{}, Shard{0}}, Placements{Shard{0}, Replicate{}}}) {
+    EXPECT_EQUAL(from_part(whole, mesh, placements), whole) << to_string(placements);
+  }
 }
 
 TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
@@ -436,66 +420,57 @@ TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
   }
 }
 
-TEST(FromLocal, RefusesOnEveryRankPartsOfOtherTensors) {
-  RunOnMesh({3}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const bool other = rank.rank() == 1;
-    const auto expect_refused = [&](const at::Tensor& part) {
-      EXPECT_ERROR(DistributedTensor::from_local(part, mesh, {Shard{0}}),
-                   "from_local takes a plain tensor for [Shard(0)], but that of rank 1 has another "
-                   "type than that of rank 0, or other sizes");
-    };
-    expect_refused(at::zeros({2, other ? 4 : 3}));
-    expect_refused(other ? at::zeros({2}) : at::zeros({2, 3}));
-    expect_refused(at::zeros({2, 3}, other ? at::kDouble : at::kFloat));
-  });
+TEST_ON_MESH(FromLocal, RefusesOnEveryRankPartsOfOtherTensors, {3}, {"x"}) {
+  const bool other = rank.rank() == 1;
+  const auto expect_refused = [&](const at::Tensor& part) {
+    EXPECT_ERROR(DistributedTensor::from_local(part, mesh, {Shard{0}}),
+                 "from_local takes a plain tensor for [Shard(0)], but that of rank 1 has another "
+                 "type than that of rank 0, or other sizes");
+  };
+  expect_refused(at::zeros({2, other ? 4 : 3}));
+  expect_refused(other ? at::zeros({2}) : at::zeros({2, 3}));
+  expect_refused(at::zeros({2, 3}, other ? at::kDouble : at::kFloat));
 }
 
-TEST(LocalMap, FindsTheSizesOfUnevenResults) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor whole = values({5, 3});
-    const auto found =
-        local_map([](const std::vector<at::Tensor>& x) { return std::vector{x[0].square()}; },
-                  {distribute_tensor(whole, mesh, {Shard{0}}).tensor()}, mesh, {{Shard{0}}});
-    EXPECT_TRUE(at::equal(DistributedTensor(found[0]).full_tensor(), whole.square()));
-  });
+TEST_ON_MESH(LocalMap, FindsTheSizesOfUnevenResults, {2}, {"x"}) {
+  const at::Tensor whole = values({5, 3});
+  const auto found =
+      local_map([](const std::vector<at::Tensor>& x) { return std::vector{x[0].square()}; },
+                {distribute_tensor(whole, mesh, {Shard{0}}).tensor()}, mesh, {{Shard{0}}});
+  EXPECT_EQUAL(found[0], whole.square());
 }
 
-TEST(FromLocal, NamesWhatIsMissing) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const Placements rows{Shard{0}};
-    const std::vector<std::int64_t> sizes{4};
-    EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "from_local of an undefined");
-    EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes),
-                 "from_local of an undefined");
-    EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
-                 "from_local: the spec has no layout");
-    EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor of an undefined");
-    EXPECT_ERROR(distribute_tensor({}, mesh, rows, {.source = 0}),
-                 "distribute_tensor of an undefined");
-    const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
-    EXPECT_ERROR(distribute_tensor(made, mesh, rows, {.source = 0}), "is distributed already");
-    EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute to no layout");
-    EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
-    EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");
-  });
+TEST_ON_MESH(FromLocal, NamesWhatIsMissing, {2}, {"x"}) {
+  const Placements rows{Shard{0}};
+  const std::vector<std::int64_t> sizes{4};
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "from_local of an undefined");
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes), "from_local of an undefined");
+  EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
+               "from_local: the spec has no layout");
+  EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor of an undefined");
+  EXPECT_ERROR(distribute_tensor({}, mesh, rows, {.source = 0}),
+               "distribute_tensor of an undefined");
+  const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
+  EXPECT_ERROR(distribute_tensor(made, mesh, rows, {.source = 0}), "is distributed already");
+  EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute to no layout");
+  EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
+  EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");
 }
 
-TEST(LocalMap, NamesWhatIsMissing) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    using Tensors = std::vector<at::Tensor>;
-    const Placements whole{Replicate{}};
-    const Tensors two{values({4}), values({4})};
-    const auto same = [](const Tensors& tensors) { return tensors; };
-    const auto none = [](const Tensors&) { return Tensors(2); };
-    EXPECT_ERROR(local_map({}, two, mesh, {whole, whole}), "local_map was given no function");
-    EXPECT_ERROR(local_map(none, two, mesh, {whole, whole}), "result 0 of the function");
-    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_placements = {whole}}),
-                 "in_placements has 1 items for 2 arguments");
-    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_grad_placements = {whole}}),
-                 "in_grad_placements has 1 items for 2 arguments");
-    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.out_sizes = {{4}}}),
-                 "out_sizes has 1 items for 2 lists of out_placements");
-  });
+TEST_ON_MESH(LocalMap, NamesWhatIsMissing, {2}, {"x"}) {
+  using Tensors = std::vector<at::Tensor>;
+  const Placements whole{Replicate{}};
+  const Tensors two{values({4}), values({4})};
+  const auto same = [](const Tensors& tensors) { return tensors; };
+  const auto none = [](const Tensors&) { return Tensors(2); };
+  EXPECT_ERROR(local_map({}, two, mesh, {whole, whole}), "local_map was given no function");
+  EXPECT_ERROR(local_map(none, two, mesh, {whole, whole}), "result 0 of the function");
+  EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_placements = {whole}}),
+               "in_placements has 1 items for 2 arguments");
+  EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_grad_placements = {whole}}),
+               "in_grad_placements has 1 items for 2 arguments");
+  EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.out_sizes = {{4}}}),
+               "out_sizes has 1 items for 2 lists of out_placements");
 }
 
 }  // namespace
@@ -506,35 +481,31 @@ namespace {
 
 using testing::values;
 
-TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
+TEST_ON_MESH(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone, {2}, {"x"}) {
   auto plain = values({3, 4}).requires_grad_();
   at::mm(plain, values({4, 5})).pow(2).sum().backward();
-  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor columns = distribute_tensor(values({4, 5}), mesh, {Shard{1}});
-    const auto local = values({3, 4}).requires_grad_();
-    const auto x =
-        DistributedTensor::from_local(local, mesh, {Replicate{}}, {}, Placements{Partial{}});
-    const auto loss = at::mm(x, columns).pow(2).sum();
-    const CommunicationScope communication(mesh);
-    loss.backward();
-    EXPECT_EQ(communication.total().calls, 0);
-    auto sum = local.grad().clone();
-    mesh.group().all_reduce(sum, ReduceOp::kSum)->wait();
-    EXPECT_TRUE(at::allclose(sum, plain.grad()));
-    EXPECT_FALSE(at::allclose(local.grad(), plain.grad()));
-  });
+  const at::Tensor columns = distribute_tensor(values({4, 5}), mesh, {Shard{1}});
+  const auto local = values({3, 4}).requires_grad_();
+  const auto x =
+      DistributedTensor::from_local(local, mesh, {Replicate{}}, {}, Placements{Partial{}});
+  const auto loss = at::mm(x, columns).pow(2).sum();
+  const CommunicationScope communication(mesh);
+  loss.backward();
+  EXPECT_EQ(communication.total().calls, 0);
+  auto sum = local.grad().clone();
+  mesh.group().all_reduce(sum, ReduceOp::kSum)->wait();
+  EXPECT_TRUE(at::allclose(sum, plain.grad()));
+  EXPECT_FALSE(at::allclose(local.grad(), plain.grad()));
 }
 
-TEST(GradientPlacements, AFullTensorsGradientMayBePartial) {
-  RunOnMesh({3}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
-    leaf.requires_grad_();
-    const auto whole = DistributedTensor(leaf).full_tensor(Placements{Partial{}});
-    whole.mul(rank.rank() + 1).sum().backward();
-    const DistributedTensor gradient(leaf.grad());
-    EXPECT_EQ(gradient.placements(), Placements{Shard{0}});
-    EXPECT_TRUE(at::equal(gradient.full_tensor(), at::full({4, 2}, 6.0, at::kDouble)));
-  });
+TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
+  const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
+  leaf.requires_grad_();
+  const auto whole = DistributedTensor(leaf).full_tensor(Placements{Partial{}});
+  whole.mul(rank.rank() + 1).sum().backward();
+  const DistributedTensor gradient(leaf.grad());
+  EXPECT_EQ(gradient.placements(), Placements{Shard{0}});
+  EXPECT_EQUAL(gradient, at::full({4, 2}, 6.0, at::kDouble));
 }
 
 TEST(GradientPlacements, MustHavePartsOfTheSizeThatIsHandedOut) {
@@ -559,21 +530,19 @@ TEST(GradientPlacements, MustHavePartsOfTheSizeThatIsHandedOut) {
   });
 }
 
-TEST(GradientPlacements, MayBeOthersOfTheSameSize) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const Placements whole{Replicate{}, Replicate{}};
-    const DistributedTensor tensor = distribute_tensor(values({4, 4}), mesh, whole);
-    for (const Placement& other : {Placement(Replicate{}), Placement(Partial{})}) {
-      EXPECT_EQ(tensor.to_local(Placements{other, Replicate{}}).size(0), 4);
-      EXPECT_EQ(
-          tensor.redistribute({Partial{}, Shard{0}}).to_local(Placements{other, Shard{0}}).size(0),
-          2);
-    }
-    const DistributedTensor rows = tensor.redistribute({Shard{0}, Replicate{}});
-    EXPECT_EQ(rows.to_local(Placements{Replicate{}, Shard{0}}).size(0), 2);
-    const DistributedTensor both = tensor.redistribute({Shard{0}, Shard{0}});
-    EXPECT_EQ(both.to_local(Placements{StridedShard{0, 2}, Shard{0}}).size(0), 1);
-  });
+TEST_ON_MESH(GradientPlacements, MayBeOthersOfTheSameSize, {2, 2}, {"a", "b"}) {
+  const Placements whole{Replicate{}, Replicate{}};
+  const DistributedTensor tensor = distribute_tensor(values({4, 4}), mesh, whole);
+  for (const Placement& other : {Placement(Replicate{}), Placement(Partial{})}) {
+    EXPECT_EQ(tensor.to_local(Placements{other, Replicate{}}).size(0), 4);
+    EXPECT_EQ(
+        tensor.redistribute({Partial{}, Shard{0}}).to_local(Placements{other, Shard{0}}).size(0),
+        2);
+  }
+  const DistributedTensor rows = tensor.redistribute({Shard{0}, Replicate{}});
+  EXPECT_EQ(rows.to_local(Placements{Replicate{}, Shard{0}}).size(0), 2);
+  const DistributedTensor both = tensor.redistribute({Shard{0}, Shard{0}});
+  EXPECT_EQ(both.to_local(Placements{StridedShard{0, 2}, Shard{0}}).size(0), 1);
 }
 
 }  // namespace
@@ -603,94 +572,80 @@ at::Tensor gradient_alone() {
   return weight.grad();
 }
 
-TEST(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsSplit) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, p.weight}, p.mesh,
-              {{Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
-        .sum()
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
+TEST_ON_RANKS(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsSplit, 4) {
+  const Product p(rank);
+  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, p.weight}, p.mesh,
+            {{Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
+      .sum()
+      .backward();
+  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
 
-TEST(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsASum) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; }, {p.x, p.weight},
-              p.mesh, {{Partial{}}})[0]
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
+TEST_ON_RANKS(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsASum, 4) {
+  const Product p(rank);
+  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; }, {p.x, p.weight},
+            p.mesh, {{Partial{}}})[0]
+      .backward();
+  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
 
-TEST(LocalMapGradients, AreReplicatedForReplicatedArgumentsWhereTheResultIs) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    const at::Tensor whole = distribute_tensor(values({7, 3}), p.mesh, {Replicate{}});
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {whole, p.weight},
-              p.mesh, {{Replicate{}}})[0]
-        .sum()
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
+TEST_ON_RANKS(LocalMapGradients, AreReplicatedForReplicatedArgumentsWhereTheResultIs, 4) {
+  const Product p(rank);
+  const at::Tensor whole = distribute_tensor(values({7, 3}), p.mesh, {Replicate{}});
+  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {whole, p.weight}, p.mesh,
+            {{Replicate{}}})[0]
+      .sum()
+      .backward();
+  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
 
-TEST(LocalMapGradients, ArePlacedForEachMeshDimensionSeparately) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Replicate{}, Shard{0}});
-    const at::Tensor weight =
-        distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}, Replicate{}}).tensor().detach();
-    weight.requires_grad_();
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {x, weight}, mesh,
-              {{Replicate{}, Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
-        .sum()
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(weight.grad()).full_tensor(), gradient_alone()));
-  });
+TEST_ON_MESH(LocalMapGradients, ArePlacedForEachMeshDimensionSeparately, {2, 2}, {"a", "b"}) {
+  const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Replicate{}, Shard{0}});
+  const at::Tensor weight =
+      distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}, Replicate{}}).tensor().detach();
+  weight.requires_grad_();
+  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {x, weight}, mesh,
+            {{Replicate{}, Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
+      .sum()
+      .backward();
+  EXPECT_CLOSE(weight.grad(), gradient_alone());
 }
 
-TEST(LocalMapGradients, ArePlainAndWholeForPlainArguments) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {
-      options.out_sizes = {{7, 2}};
-      return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, weight},
-                       p.mesh, {{Shard{0}}}, options)[0];
-    };
-    const at::Tensor plain = DistributedTensor(p.weight).full_tensor().detach().requires_grad_();
-    product(plain, {}).sum().backward();
-    EXPECT_FALSE(tessera::is_distributed(plain.grad()));
-    EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
-    // A function may reduce one itself.
-    plain.mutable_grad().reset();
-    product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}})
-        .sum()
-        .backward();
-    EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
-    // A local tensor brings its gradient to the distributed one.
-    product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
+TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
+  const Product p(rank);
+  const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {
+    options.out_sizes = {{7, 2}};
+    return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, weight},
+                     p.mesh, {{Shard{0}}}, options)[0];
+  };
+  const at::Tensor plain = DistributedTensor(p.weight).full_tensor().detach().requires_grad_();
+  product(plain, {}).sum().backward();
+  EXPECT_FALSE(tessera::is_distributed(plain.grad()));
+  EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
+  // A function may reduce one itself.
+  plain.mutable_grad().reset();
+  product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}}).sum().backward();
+  EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
+  // A local tensor brings its gradient to the distributed one.
+  product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
+  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
 
-TEST(LocalMapGradients, AreToBeSaidWhereResultsDisagree) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    const auto both = [&](const LocalMapOptions& options) {
-      return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]), t[1].square()}; },
-                       {p.x, p.weight}, p.mesh, {{Shard{0}}, {Replicate{}}}, options);
-    };
-    EXPECT_ERROR(both({.out_sizes = {{7, 2}, {3, 2}}}),
-                 "the gradient of argument 1, which is replicated",
-                 "results are placed as [Shard(0)], [Replicate()]", "in_grad_placements");
-    EXPECT_EQ(both({.in_grad_placements = {std::nullopt, Placements{Partial{}}},
-                    .out_sizes = {{7, 2}, {3, 2}}})
-                  .size(),
-              2);
-    const c10::NoGradGuard none;
-    EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
-  });
+TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
+  const Product p(rank);
+  const auto both = [&](const LocalMapOptions& options) {
+    return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]), t[1].square()}; },
+                     {p.x, p.weight}, p.mesh, {{Shard{0}}, {Replicate{}}}, options);
+  };
+  EXPECT_ERROR(both({.out_sizes = {{7, 2}, {3, 2}}}),
+               "the gradient of argument 1, which is replicated",
+               "results are placed as [Shard(0)], [Replicate()]", "in_grad_placements");
+  EXPECT_EQ(both({.in_grad_placements = {std::nullopt, Placements{Partial{}}},
+                  .out_sizes = {{7, 2}, {3, 2}}})
+                .size(),
+            2);
+  const c10::NoGradGuard none;
+  EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
 }
 
 // A function that adds up its terms itself: no placement says so.

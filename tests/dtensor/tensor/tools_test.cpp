@@ -20,49 +20,43 @@ namespace {
 
 using testing::values;
 
-TEST(LocalMap, RunsOnPartsForwardAndBackward) {
+TEST_ON_MESH(LocalMap, RunsOnPartsForwardAndBackward, {4}, {"x"}) {
   auto plain = values({8, 3}).requires_grad_();
   plain.pow(2).sum().backward();
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(values({8, 3}), mesh, {Shard{0}}).tensor().detach();
-    x.requires_grad_();
-    const auto results =
-        local_map([](const std::vector<at::Tensor>& t) { return std::vector{t[0].pow(2).sum()}; },
-                  {x}, mesh, {{Partial{}}});
-    results[0].backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), plain.grad()));
-  });
+  const auto x = distribute_tensor(values({8, 3}), mesh, {Shard{0}}).tensor().detach();
+  x.requires_grad_();
+  const auto results =
+      local_map([](const std::vector<at::Tensor>& t) { return std::vector{t[0].pow(2).sum()}; },
+                {x}, mesh, {{Partial{}}});
+  results[0].backward();
+  EXPECT_CLOSE(x.grad(), plain.grad());
 }
 
 // The rows of x are shared out, so that each rank has its own term of w's gradient.
-TEST(LocalMap, AddsUpTheTermsOfAReplicatedArgumentsGradient) {
+TEST_ON_MESH(LocalMap, AddsUpTheTermsOfAReplicatedArgumentsGradient, {4}, {"x"}) {
   auto w = values({3, 2}, 1).requires_grad_();
   at::mm(values({7, 3}), w).pow(2).sum().backward();
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Shard{0}});
-    const auto weight = distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach();
-    weight.requires_grad_();
-    const auto results = local_map(
-        [](const std::vector<at::Tensor>& t) { return std::vector{at::mm(t[0], t[1])}; },
-        {x, weight}, mesh, {{Shard{0}}},
-        {.in_grad_placements = {std::nullopt, Placements{Partial{}}}, .out_sizes = {{7, 2}}});
-    results[0].pow(2).sum().backward();
-    EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::allclose(DistributedTensor(weight.grad()).full_tensor(), w.grad()));
-  });
+  const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Shard{0}});
+  const auto weight = distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach();
+  weight.requires_grad_();
+  const auto results = local_map(
+      [](const std::vector<at::Tensor>& t) { return std::vector{at::mm(t[0], t[1])}; }, {x, weight},
+      mesh, {{Shard{0}}},
+      {.in_grad_placements = {std::nullopt, Placements{Partial{}}}, .out_sizes = {{7, 2}}});
+  results[0].pow(2).sum().backward();
+  EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
+  EXPECT_CLOSE(weight.grad(), w.grad());
 }
 
-TEST(LocalMap, RefusesOtherPlacementsUnlessAskedToMoveThem) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
-    const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
-    LocalMapOptions options{.in_placements = {Placements{Shard{1}}}};
-    EXPECT_ERROR(local_map(identity, {x}, mesh, {{Shard{1}}}, options),
-                 "argument 0 must have placements");
-    options.redistribute_inputs = true;
-    const auto moved = local_map(identity, {x}, mesh, {{Shard{1}}}, options);
-    EXPECT_TRUE(at::equal(DistributedTensor(moved[0]).full_tensor(), values({4, 4})));
-  });
+TEST_ON_MESH(LocalMap, RefusesOtherPlacementsUnlessAskedToMoveThem, {2}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
+  const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
+  LocalMapOptions options{.in_placements = {Placements{Shard{1}}}};
+  EXPECT_ERROR(local_map(identity, {x}, mesh, {{Shard{1}}}, options),
+               "argument 0 must have placements");
+  options.redistribute_inputs = true;
+  const auto moved = local_map(identity, {x}, mesh, {{Shard{1}}}, options);
+  EXPECT_EQUAL(moved[0], values({4, 4}));
 }
 
 TEST(Visualize, ShowsWhichRankHoldsWhat) {
@@ -74,16 +68,14 @@ TEST(Visualize, ShowsWhichRankHoldsWhat) {
                "tensors of 1 or 2 dimensions, found 3");
 }
 
-TEST(CommunicationScope, CountsCallsAndBytesByMeshDimension) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(at::zeros({4, 4}), mesh, {Replicate{}, Shard{0}});
-    const CommunicationScope communication(mesh);
-    x.full_tensor();
-    EXPECT_EQ(communication.total().calls, 1);
-    EXPECT_EQ(communication.total("tp").bytes, 2 * 4 * 4);
-    EXPECT_EQ(communication.total("dp").calls, 0);
-    EXPECT_CONTAINS(communication.report(), "all_gather");
-  });
+TEST_ON_MESH(CommunicationScope, CountsCallsAndBytesByMeshDimension, {2, 2}, {"dp", "tp"}) {
+  const auto x = distribute_tensor(at::zeros({4, 4}), mesh, {Replicate{}, Shard{0}});
+  const CommunicationScope communication(mesh);
+  x.full_tensor();
+  EXPECT_EQ(communication.total().calls, 1);
+  EXPECT_EQ(communication.total("tp").bytes, 2 * 4 * 4);
+  EXPECT_EQ(communication.total("dp").calls, 0);
+  EXPECT_CONTAINS(communication.report(), "all_gather");
 }
 
 TEST(CommunicationScope, ListsTheCallsInOrderWithWhatTheyAreFor) {
@@ -127,46 +119,35 @@ TEST(Agreement, NamesTheRanksThatDiffer) {
   EXPECT_CONTAINS(errors[1], "[7]");
 }
 
-TEST(RedistributeOptions, CastForwardAndBackward) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(values({4, 4}), mesh, {Shard{0}}).tensor().detach();
-    x.requires_grad_();
-    const auto y = DistributedTensor(x).redistribute(
-        {Replicate{}}, {.forward_dtype = at::kFloat, .backward_dtype = at::kBFloat16});
-    EXPECT_EQ(y.tensor().scalar_type(), at::kFloat);
-    y.tensor().mul(1.0 + 1e-4).sum().backward();
-    EXPECT_EQ(x.grad().scalar_type(), at::kDouble);
-    EXPECT_TRUE(
-        at::equal(DistributedTensor(x.grad()).full_tensor(), at::ones({4, 4}, at::kDouble)));
-  });
+TEST_ON_MESH(RedistributeOptions, CastForwardAndBackward, {2}, {"x"}) {
+  const auto x = distribute_tensor(values({4, 4}), mesh, {Shard{0}}).tensor().detach();
+  x.requires_grad_();
+  const auto y = DistributedTensor(x).redistribute(
+      {Replicate{}}, {.forward_dtype = at::kFloat, .backward_dtype = at::kBFloat16});
+  EXPECT_EQ(y.tensor().scalar_type(), at::kFloat);
+  y.tensor().mul(1.0 + 1e-4).sum().backward();
+  EXPECT_EQ(x.grad().scalar_type(), at::kDouble);
+  EXPECT_EQUAL(x.grad(), at::ones({4, 4}, at::kDouble));
 }
 
-TEST(Factories, MakeTheValuesOfTheirPlainNamesakes) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    for (const auto& placements :
-         {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{0}},
-          Placements{Partial{}, Shard{0}}, Placements{Replicate{}, Partial{}}}) {
-      EXPECT_TRUE(at::equal(zeros({5, 3}, mesh, placements).full_tensor(), at::zeros({5, 3})));
-      EXPECT_TRUE(at::equal(ones({5, 3}, mesh, placements).full_tensor(), at::ones({5, 3})));
-      EXPECT_TRUE(at::equal(full({5}, 2.5, mesh, placements, at::kDouble).full_tensor(),
-                            at::full({5}, 2.5, at::kDouble)));
-      EXPECT_TRUE(
-          at::equal(arange(2, 12, 3, mesh, placements).full_tensor(), at::arange(2, 12, 3)));
-      EXPECT_TRUE(
-          at::equal(arange(5, 0, -2, mesh, placements).full_tensor(), at::arange(5, 0, -2)));
-      EXPECT_EQ(DistributedTensor(zeros({5, 3}, mesh, placements)).placements(), placements);
-    }
-  });
+TEST_ON_MESH(Factories, MakeTheValuesOfTheirPlainNamesakes, {2, 2}, {"a", "b"}) {
+  for (const auto& placements :
+       {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{0}},
+        Placements{Partial{}, Shard{0}}, Placements{Replicate{}, Partial{}}}) {
+    EXPECT_EQUAL(zeros({5, 3}, mesh, placements), at::zeros({5, 3}));
+    EXPECT_EQUAL(ones({5, 3}, mesh, placements), at::ones({5, 3}));
+    EXPECT_EQUAL(full({5}, 2.5, mesh, placements, at::kDouble), at::full({5}, 2.5, at::kDouble));
+    EXPECT_EQUAL(arange(2, 12, 3, mesh, placements), at::arange(2, 12, 3));
+    EXPECT_EQUAL(arange(5, 0, -2, mesh, placements), at::arange(5, 0, -2));
+    EXPECT_EQ(DistributedTensor(zeros({5, 3}, mesh, placements)).placements(), placements);
+  }
 }
 
-TEST(Factories, MakeRoomWithoutValues) {
-  RunRanks(4, [](Rank& rank) {
-    const auto made =
-        empty({5, 3}, rank.mesh({4}, {"x"}), {Shard{0}}, at::TensorOptions(at::kDouble));
-    EXPECT_EQ(made.tensor().sizes(), (at::IntArrayRef{5, 3}));
-    EXPECT_EQ(made.tensor().scalar_type(), at::kDouble);
-    EXPECT_EQ(made.to_local().size(0), rank.rank() < 2 ? 2 : rank.rank() == 2 ? 1 : 0);
-  });
+TEST_ON_MESH(Factories, MakeRoomWithoutValues, {4}, {"x"}) {
+  const auto made = empty({5, 3}, mesh, {Shard{0}}, at::TensorOptions(at::kDouble));
+  EXPECT_EQ(made.tensor().sizes(), (at::IntArrayRef{5, 3}));
+  EXPECT_EQ(made.tensor().scalar_type(), at::kDouble);
+  EXPECT_EQ(made.to_local().size(0), rank.rank() < 2 ? 2 : rank.rank() == 2 ? 1 : 0);
 }
 
 TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
@@ -178,10 +159,8 @@ TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
     EXPECT_EQ(expected.ge(0).logical_and(expected.le(1)).all().item<bool>(),
               draw == &tessera::rand);
     RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
-      EXPECT_TRUE(
-          at::equal(draw({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}, {}).full_tensor(), expected));
-      EXPECT_TRUE(
-          at::equal(draw({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}, {}).full_tensor(), expected));
+      EXPECT_EQUAL(draw({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}, {}), expected);
+      EXPECT_EQUAL(draw({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}, {}), expected);
     });
   }
 }
@@ -221,13 +200,11 @@ TEST(Printing, ShowsEmptyPartsAndScalars) {
   EXPECT_EQ(to_string(DistributedTensor()), "DistributedTensor()");
 }
 
-TEST(Printing, ReducesWhatIsPartial) {
-  RunRanks(3, [](Rank& rank) {
-    const auto local = at::full({2}, rank.rank() + 1.0);
-    const auto x = DistributedTensor::from_local(local, rank.mesh({3}, {"x"}), {Partial{}});
-    EXPECT_CONTAINS(to_string(x), "Partial(sum)", "holds, reduced, [0:2]:", " 6\n 6");
-    EXPECT_EQ(x.placements(), Placements{Partial{}});
-  });
+TEST_ON_MESH(Printing, ReducesWhatIsPartial, {3}, {"x"}) {
+  const auto local = at::full({2}, rank.rank() + 1.0);
+  const auto x = DistributedTensor::from_local(local, mesh, {Partial{}});
+  EXPECT_CONTAINS(to_string(x), "Partial(sum)", "holds, reduced, [0:2]:", " 6\n 6");
+  EXPECT_EQ(x.placements(), Placements{Partial{}});
 }
 
 TEST(Printing, ShowsTheTermOfOneRankOnThatRankAlone) {
@@ -255,7 +232,7 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
       EXPECT_THROWN(c10::Error, out << x, "tessera::to_string");
     }
     EXPECT_THROWN(c10::Error, x.add(1).data_ptr<float>(), "to_local()");
-    EXPECT_TRUE(at::equal(DistributedTensor(x.add(0)).full_tensor(), at::zeros(sizes)));
+    EXPECT_EQUAL(x.add(0), at::zeros(sizes));
   }
 }
 
@@ -288,7 +265,7 @@ std::vector<std::string> errors_of(const testing::Body& body) {
     errors[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { body(rank); });
     // Both are still in step.
     const auto x = distribute_tensor(at::ones({4}), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_TRUE(at::equal(x.full_tensor(), at::ones({4})));
+    EXPECT_EQUAL(x, at::ones({4}));
   });
   return errors;
 }
@@ -413,7 +390,7 @@ void expect_same(const std::function<std::vector<at::Tensor>(const DeviceMesh*)>
   RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
     const auto found = train(&mesh);
     for (std::size_t i = 0; i < found.size(); ++i) {
-      EXPECT_TRUE(at::allclose(testing::full_tensor(found[i]), expected[i])) << i;
+      EXPECT_CLOSE(found[i], expected[i]) << i;
     }
   });
 }
@@ -450,19 +427,17 @@ TEST(Optimizer, FusedAdamWRunsOnLists) {
   expect_same(&fused_step);
 }
 
-TEST(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const auto p = parameters(&mesh), expected = parameters(nullptr);
-    at::NoGradGuard no_grad;
-    {
-      StrictScope strict;
-      at::_foreach_add_(p, p, 0.1);
-      at::_foreach_mul_(p, 0.9);
-    }
-    for (std::size_t i = 0; i < p.size(); ++i) {
-      EXPECT_TRUE(at::allclose(testing::full_tensor(p[i]), expected[i].mul(1.1 * 0.9))) << i;
-    }
-  });
+TEST_ON_MESH(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing, {2, 2}, {"a", "b"}) {
+  const auto p = parameters(&mesh), expected = parameters(nullptr);
+  at::NoGradGuard no_grad;
+  {
+    StrictScope strict;
+    at::_foreach_add_(p, p, 0.1);
+    at::_foreach_mul_(p, 0.9);
+  }
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    EXPECT_CLOSE(p[i], expected[i].mul(1.1 * 0.9)) << i;
+  }
 }
 
 }  // namespace
