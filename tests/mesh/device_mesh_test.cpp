@@ -7,7 +7,6 @@
 
 #include "tessera/core/error.h"
 #include "testing/errors.h"
-#include "testing/ranks.h"
 #include "testing/test_on_ranks.h"
 
 namespace tessera {
@@ -136,24 +135,6 @@ TEST(DeviceMesh, CountsNegativeDimensionsFromTheEnd) {
   EXPECT_EQ(mesh.shape().size(-2), 2);
 }
 
-TEST(DeviceMesh, RefusesADimensionThatThereIsNot) {
-  const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
-  for (const int dim : {2, 5, -3}) {
-    EXPECT_ERROR(mesh.size(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.shape().size(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.local_rank(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.group(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.group(std::vector<int>{dim}), "has no dimension " + std::to_string(dim));
-  }
-}
-
-TEST(DeviceMesh, FlattenRefusesANameThatMeansSomethingElse) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"dp", "cp", "tp"});
-  EXPECT_ERROR((mesh[{"dp", "cp"}].flatten("tp")), "'tp' is a dimension of the mesh it comes from");
-  mesh[{"dp", "cp"}].flatten("x");
-  EXPECT_ERROR((mesh[{"cp", "tp"}].flatten("x")), "'x' already stands for the dimensions");
-}
-
 TEST(DeviceMesh, UnflattenSplitsADimension) {
   const DeviceMesh mesh = fake_mesh(7, {6, 2}, {"dp", "tp"});
   const DeviceMesh split = mesh.unflatten("dp", {2, 3}, {"replicate", "shard"});
@@ -180,12 +161,6 @@ TEST(DeviceMesh, FlattensTheSameRanksToOneMeshHoweverTheyAreNamed) {
   }
 }
 
-TEST(DeviceMesh, UnflattenRefusesSizesThatDoNotMultiply) {
-  const DeviceMesh mesh = fake_mesh(0, {6, 2}, {"dp", "tp"});
-  EXPECT_ERROR(mesh.unflatten("dp", {2, 2}, {"a", "b"}), "the sizes multiply to 4, not 6");
-  EXPECT_ERROR(mesh.unflatten("dp", {2, 3}, {"a", "tp"}), "\"tp\"");
-}
-
 TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
   const DeviceMesh mesh = fake_mesh(5, {2, 2, 2}, {"pp", "dp", "tp"});
   const DeviceMesh joined = DeviceMesh::concatenate({mesh["tp"], mesh["pp"]});
@@ -193,15 +168,6 @@ TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
   EXPECT_EQ(joined.ranks(), (std::vector<int>{0, 4, 1, 5}));
   EXPECT_EQ(joined.coordinate(), (Coordinate{1, 1}));
   EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], mesh["tp"]}), (mesh[{"pp", "tp"}]));
-}
-
-TEST(DeviceMesh, ConcatenateRefusesSharedDimensionsAndStrangers) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"pp", "dp", "tp"});
-  const DeviceMesh overlap = mesh[{"dp", "tp"}].flatten();
-  EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], overlap}), "share a dimension");
-  EXPECT_ERROR(DeviceMesh::concatenate({}), "no meshes were given");
-  const DeviceMesh stranger = fake_mesh(0, {2}, {"cp"});
-  EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], stranger}), "come from different meshes");
 }
 
 TEST(DeviceMesh, MadeTwiceInOneWorldIsOneObject) {
@@ -222,19 +188,43 @@ TEST(DeviceMesh, SizeOneDimensionsAreGroupsOfOne) {
   EXPECT_EQ(mesh.group("tp").size(), 1);
 }
 
-TEST(DeviceMesh, RefusesUnknownRepeatedAndReorderedNames) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
-  EXPECT_ERROR(mesh["cp"], "has no dimension called \"cp\"");
-  EXPECT_ERROR((mesh[{"dp", "dp"}]), "slice [dp, dp] repeats");
-  EXPECT_ERROR((mesh[{"tp", "dp"}]), "slice [tp, dp] repeats");
-}
-
-TEST(DeviceMesh, RefusesSizesThatDoNotMultiplyToTheWorld) {
+TEST(DeviceMesh, Refusals) {
+  const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
+  for (const int dim : {2, 5, -3}) {
+    EXPECT_ERROR(mesh.size(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.shape().size(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.local_rank(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.group(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.group(std::vector<int>{dim}), "has no dimension " + std::to_string(dim));
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"dp", "cp", "tp"});
+    EXPECT_ERROR((mesh[{"dp", "cp"}].flatten("tp")),
+                 "'tp' is a dimension of the mesh it comes from");
+    mesh[{"dp", "cp"}].flatten("x");
+    EXPECT_ERROR((mesh[{"cp", "tp"}].flatten("x")), "'x' already stands for the dimensions");
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {6, 2}, {"dp", "tp"});
+    EXPECT_ERROR(mesh.unflatten("dp", {2, 2}, {"a", "b"}), "the sizes multiply to 4, not 6");
+    EXPECT_ERROR(mesh.unflatten("dp", {2, 3}, {"a", "tp"}), "\"tp\"");
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"pp", "dp", "tp"});
+    const DeviceMesh overlap = mesh[{"dp", "tp"}].flatten();
+    EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], overlap}), "share a dimension");
+    EXPECT_ERROR(DeviceMesh::concatenate({}), "no meshes were given");
+    const DeviceMesh stranger = fake_mesh(0, {2}, {"cp"});
+    EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], stranger}), "come from different meshes");
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+    EXPECT_ERROR(mesh["cp"], "has no dimension called \"cp\"");
+    EXPECT_ERROR((mesh[{"dp", "dp"}]), "slice [dp, dp] repeats");
+    EXPECT_ERROR((mesh[{"tp", "dp"}]), "slice [tp, dp] repeats");
+  }
   EXPECT_ERROR(init_device_mesh(comm::fake_world(0, 4), {2, 3}, {"dp", "tp"}),
                "the sizes multiply to 6, but the world has 4 ranks");
-}
-
-TEST(DeviceMesh, RefusesRepeatedRanks) {
   EXPECT_ERROR(DeviceMesh(comm::fake_world(0, 4), {0, 1, 1, 2}, MeshShape({4})),
                "a rank is repeated or outside the world of 4");
   EXPECT_ERROR(DeviceMesh(comm::fake_world(0, 4), {0, 4}, MeshShape({2})),

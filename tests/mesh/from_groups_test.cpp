@@ -4,7 +4,6 @@
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
 #include "testing/errors.h"
-#include "testing/ranks.h"
 #include "testing/test_on_ranks.h"
 
 namespace tessera {

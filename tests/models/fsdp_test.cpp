@@ -8,6 +8,7 @@
 
 #include "models/llama_run.h"
 #include "tessera/models/parallelize.h"
+#include "testing/expect_tensors.h"
 #include "testing/lateness.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/ranks.h"
@@ -108,12 +109,6 @@ INSTANTIATE_TEST_SUITE_P(All, FsdpParity,
                                             ::testing::ValuesIn(kExtras)),
                          name_of);
 
-}  // namespace
-namespace {
-
-using testing::Rank;
-using testing::RunRanks;
-
 std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
 }
@@ -184,14 +179,9 @@ TEST_ON_RANKS(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce, 4) {
   EXPECT_LT(apart, together - table) << together << " bytes together, a table has " << table;
 }
 
-}  // namespace
-namespace {
-
 using nn::ModuleBase;
 using nn::TensorList;
 using testing::Lateness;
-using testing::Rank;
-using testing::RunRanks;
 using testing::Stage;
 
 /// How parameters are split over the data-parallel ranks of a mesh with tensor parallelism.
@@ -246,8 +236,8 @@ TEST_P(FsdpDelays, ChangeNoBit) {
              EXPECT_EQ(prompt.losses, late.losses);
              EXPECT_EQ(prompt.norms, late.norms);
              for (std::size_t i = 0; i < prompt.parameters.size(); ++i) {
-               EXPECT_TRUE(prompt.gradients[i].equal(late.gradients[i])) << prompt.names[i];
-               EXPECT_TRUE(prompt.parameters[i].equal(late.parameters[i])) << prompt.names[i];
+               EXPECT_EQUAL(prompt.gradients[i], late.gradients[i]) << prompt.names[i];
+               EXPECT_EQUAL(prompt.parameters[i], late.parameters[i]) << prompt.names[i];
              }
            });
 }

@@ -12,7 +12,6 @@
 #include "tessera/tessera.hpp"
 #include "testing/errors.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 #include "testing/test_on_ranks.h"
 
 namespace tessera::models {

@@ -32,7 +32,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
       // The query at position p sees p + 1 keys.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
-    EXPECT_TRUE(at::equal(std::get<0>(at::cat(positions).sort()), at::arange(kTokens)));
+    EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
   }
 }
 
@@ -40,22 +40,22 @@ TEST_ON_RANKS(ContextParallel, HasAChunkOfTheHeadAndOneOfTheTail, 3) {
   const at::Tensor expected = rank.rank() == 1   ? at::tensor({2, 3, 8, 9})
                               : rank.rank() == 0 ? at::tensor({0, 1, 10, 11})
                                                  : at::tensor({4, 5, 6, 7});
-  EXPECT_TRUE(at::equal(split_over(rank)->positions(12, at::kCPU), expected.to(at::kLong)));
+  EXPECT_EQUAL(split_over(rank)->positions(12, at::kCPU), expected.to(at::kLong));
 }
 
 TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
   const ContextParallelPtr split = split_over(rank);
   const at::Tensor whole = testing::values({2, 12, 3}).requires_grad_();
   const at::Tensor part = split->shard(whole, -2);
-  EXPECT_TRUE(at::equal(part, whole.index_select(1, split->positions(12, at::kCPU))));
+  EXPECT_EQUAL(part, whole.index_select(1, split->positions(12, at::kCPU)));
   const at::Tensor again = split->unshard(part, 1);
-  EXPECT_TRUE(at::equal(again, whole));
+  EXPECT_EQUAL(again, whole);
   const at::Tensor tokens = at::arange(24).view({12, 2});
-  EXPECT_TRUE(at::equal(split->unshard(split->shard(tokens, 0), 0), tokens));
+  EXPECT_EQUAL(split->unshard(split->shard(tokens, 0), 0), tokens);
   // Each of the three has used the whole.
   const at::Tensor weights = testing::values({2, 12, 3}, 5);
   (again * weights * (rank.rank() + 1)).sum().backward();
-  EXPECT_TRUE(split->shard(whole.grad(), 1).allclose(split->shard(weights * 6, 1), 1e-12, 1e-12));
+  EXPECT_CLOSE(split->shard(whole.grad(), 1), split->shard(weights * 6, 1), 1e-12, 1e-12);
 }
 
 struct SplitAttention {
@@ -138,13 +138,12 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
       }
       const at::Tensor y = split->attention(own[0], own[1], own[2], options);
       EXPECT_EQ(y.scalar_type(), c.type);
-      EXPECT_TRUE(y.to(at::kDouble).allclose(split->shard(expected, 2), error, error));
+      EXPECT_CLOSE(y.to(at::kDouble), split->shard(expected, 2), error, error);
       (y * split->shard(weights, 2).to(c.type)).sum().backward();
       std::size_t i = 0;
       for (const at::Tensor& whole : {q, k, v}) {
         const at::Tensor gradient = own[i++].grad().to(at::kDouble);
-        EXPECT_TRUE(gradient.allclose(split->shard(whole.grad(), 2), error, error))
-            << i << " on " << ranks;
+        EXPECT_CLOSE(gradient, split->shard(whole.grad(), 2), error, error) << i << " on " << ranks;
       }
     });
   }
@@ -228,7 +227,7 @@ TEST_ON_RANKS(ContextParallel, TrainsAsItEvaluates, 2) {
   }
   const at::Tensor own = split->shard(whole, 2).requires_grad_();
   const at::Tensor y = attend(own);
-  EXPECT_TRUE(at::equal(y.detach(), evaluated));
+  EXPECT_EQUAL(y.detach(), evaluated);
   y.sum().backward();
   EXPECT_TRUE(own.grad().defined());
 }

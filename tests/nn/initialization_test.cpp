@@ -85,7 +85,7 @@ TEST(InitWeights, FillsEverything) {
   EXPECT_ERROR(check_initialized(*model), "parameters or buffers was never filled");
   init_weights(*model, 1);
   check_initialized(*model);
-  EXPECT_TRUE(model->norm->weight->detach().equal(at::ones({6})));
+  EXPECT_EQUAL(model->norm->weight->detach(), at::ones({6}));
   EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
 }
 
@@ -100,7 +100,7 @@ TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
   at::rand({17});
   init_weights(*b, 1);
   init_weights(*c, 2);
-  EXPECT_TRUE(parameter_values(*a).equal(parameter_values(*b)));
+  EXPECT_EQUAL(parameter_values(*a), parameter_values(*b));
   EXPECT_FALSE(parameter_values(*a).equal(parameter_values(*c)));
 }
 
@@ -108,7 +108,7 @@ TEST(InitWeights, TheParentsValueStands) {
   const auto model = meta_model();
   to_empty(*model, c10::kCPU);
   init_weights(*model, 1);
-  EXPECT_TRUE(model->out->weight->detach().equal(at::full({5, 6}, 0.25)));
+  EXPECT_EQUAL(model->out->weight->detach(), at::full({5, 6}, 0.25));
 }
 
 TEST(InitWeights, ATableReachesByPattern) {
@@ -116,7 +116,7 @@ TEST(InitWeights, ATableReachesByPattern) {
   to_empty(*model, c10::kCPU);
   init_weights(*model, 1);
   for (const auto& layer : model->layers->items()) {
-    EXPECT_TRUE(layer->slot("bias")->get().detach().equal(at::full({6}, 3.0)));
+    EXPECT_EQUAL(layer->slot("bias")->get().detach(), at::full({6}, 3.0));
     EXPECT_FALSE(layer->slot("weight")->get().detach().equal(at::full({6, 6}, 3.0)));
   }
 }
@@ -154,7 +154,7 @@ TEST(InitWeights, FillsATiedParameterOnce) {
   const at::Tensor expected = at::empty({3, 3});
   const double bound = 1.0 / std::sqrt(3.0);
   uniform_(expected, -bound, bound, {5, stream_of("0.weight")});
-  EXPECT_TRUE(a->weight->detach().equal(expected));
+  EXPECT_EQUAL(a->weight->detach(), expected);
 }
 
 TEST(InitBuffers, LeavesParametersAlone) {
@@ -164,7 +164,7 @@ TEST(InitBuffers, LeavesParametersAlone) {
   model->out->weight->detach().fill_(9.0);
   model->table->fill_(7.0);
   init_buffers(*model);
-  EXPECT_TRUE(model->out->weight->detach().equal(at::full({5, 6}, 9.0)));
+  EXPECT_EQUAL(model->out->weight->detach(), at::full({5, 6}, 9.0));
   EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
 }
 
@@ -213,7 +213,7 @@ void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
     }
     to_empty(*model, c10::kCPU);
     init_weights(*model, 11);
-    EXPECT_TRUE(parameter_values(*model).equal(expected));
+    EXPECT_EQUAL(parameter_values(*model), expected);
   });
 }
 

@@ -133,7 +133,7 @@ TEST(RecomputedInput, ServesTwoBackwards) {
   const at::Tensor once = v[2].grad().clone();
   loss.backward();
   // Added within the product, and so rounded otherwise than two of them.
-  EXPECT_TRUE(v[2].grad().allclose(once.mul(2), 1e-5, 1e-6));
+  EXPECT_CLOSE(v[2].grad(), once.mul(2), 1e-5, 1e-6);
   EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
 }
 
@@ -193,8 +193,8 @@ TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
     v[1].detach().fill_(std::numeric_limits<float>::quiet_NaN());
   }
   const Tensors found = torch::autograd::grad({y}, {v[2], v[3]}, {normal_values(y.sizes(), 99)});
-  EXPECT_TRUE(found[0].equal(expected[3]));
-  EXPECT_TRUE(found[1].equal(expected[4]));
+  EXPECT_EQUAL(found[0], expected[3]);
+  EXPECT_EQUAL(found[1], expected[4]);
 }
 
 TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
@@ -288,7 +288,7 @@ TEST(RecomputedInput, OfSiluMulServesTwoBackwards) {
   const at::Tensor once = v[0].grad().clone();
   v[0].mutable_grad().zero_();
   loss.backward();
-  EXPECT_TRUE(v[0].grad().equal(once));
+  EXPECT_EQUAL(v[0].grad(), once);
 }
 
 TEST(RecomputedInput, IsLeftToACheckpoint) {

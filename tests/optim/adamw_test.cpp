@@ -6,8 +6,6 @@
 
 #include "optim/parameters.h"
 #include "tessera/nn/linear.h"
-#include "testing/expect_tensors.h"
-#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -95,7 +93,7 @@ TEST_ON_MESH(AdamW, ReducesAPendingGradient, {2}, {"tp"}) {
   set_grad(reference, at::arange(3, at::kFloat) * 3);
   AdamW({slot}, kOptions).step();
   AdamW({reference}, kOptions).step();
-  EXPECT_TRUE(local_tensor(slot->get()).allclose(reference->get()));
+  EXPECT_CLOSE(local_tensor(slot->get()), reference->get());
 }
 
 TEST(AdamW, SkipsParametersWithoutGradient) {
@@ -105,7 +103,7 @@ TEST(AdamW, SkipsParametersWithoutGradient) {
   set_grad(with, at::ones({2}));
   optimizer.step();
   EXPECT_FALSE(with->get().detach().equal(at::ones({2})));
-  EXPECT_TRUE(without->get().detach().equal(at::ones({2})));
+  EXPECT_EQUAL(without->get().detach(), at::ones({2}));
 }
 
 TEST(AdamW, UpdatesATiedParameterOnce) {
@@ -115,7 +113,7 @@ TEST(AdamW, UpdatesATiedParameterOnce) {
   set_grad(reference, at::ones({2}));
   AdamW({slot, slot}, kOptions).step();
   AdamW({reference}, kOptions).step();
-  EXPECT_TRUE(slot->get().detach().equal(reference->get().detach()));
+  EXPECT_EQUAL(slot->get().detach(), reference->get().detach());
 }
 
 TEST_ON_MESH(AdamW, FollowsASlotThatIsShardedLater, {2}, {"dp"}) {
@@ -128,16 +126,6 @@ TEST_ON_MESH(AdamW, FollowsASlotThatIsShardedLater, {2}, {"dp"}) {
   set_grad(reference, gradient(0, 0));
   AdamW({reference}, kOptions).step();
   EXPECT_CLOSE(slot->get(), reference->get().detach());
-}
-
-TEST(AdamW, RefusesAShardThatChangedItsSizes) {
-  const nn::SlotPtr slot = slot_of(at::ones({4}));
-  AdamW optimizer({slot}, kOptions);
-  set_grad(slot, at::ones({4}));
-  optimizer.step();
-  slot->set(at::ones({2}).requires_grad_());
-  set_grad(slot, at::ones({2}));
-  EXPECT_ERROR(optimizer.step(), "has sizes [2] on cpu but had [4]");
 }
 
 TEST(AdamW, RefusesStateOfAnotherType) {
@@ -156,13 +144,6 @@ TEST(AdamW, RefusesStateOfAnotherType) {
   }
 }
 
-TEST(AdamW, RefusesAParameterWithoutValues) {
-  nn::Linear module(2, 2);
-  AdamW optimizer(module, kOptions);
-  set_grad(module.slot("weight"), at::ones({2, 2}));
-  EXPECT_ERROR(optimizer.step(), "that was never filled");
-}
-
 TEST(AdamW, HasLibtorchsDefaults) {
   const torch::optim::AdamWOptions theirs;
   const AdamWOptions ours;
@@ -172,7 +153,20 @@ TEST(AdamW, HasLibtorchsDefaults) {
   EXPECT_EQ(ours.weight_decay, theirs.weight_decay());
 }
 
-TEST(AdamW, RefusesOptionsThatMakeNoSense) {
+TEST(AdamW, Refusals) {
+  const nn::SlotPtr slot = slot_of(at::ones({4}));
+  AdamW optimizer({slot}, kOptions);
+  set_grad(slot, at::ones({4}));
+  optimizer.step();
+  slot->set(at::ones({2}).requires_grad_());
+  set_grad(slot, at::ones({2}));
+  EXPECT_ERROR(optimizer.step(), "has sizes [2] on cpu but had [4]");
+  {
+    nn::Linear module(2, 2);
+    AdamW optimizer(module, kOptions);
+    set_grad(module.slot("weight"), at::ones({2, 2}));
+    EXPECT_ERROR(optimizer.step(), "that was never filled");
+  }
   EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{slot_of(at::ones({2}))}, {.beta1 = 1.0}),
                "betas 1 and");
   EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{slot_of(at::ones({2}))}, {.lr = -1.0}), "lr -1");

@@ -5,8 +5,6 @@
 
 #include "optim/parameters.h"
 #include "tessera/optim/adamw.h"
-#include "testing/expect_tensors.h"
-#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -39,7 +37,7 @@ TEST(GradScaler, TheStepIsThatOfTheUnscaledGradients) {
     EXPECT_TRUE(scaler.step(optimizer));
     expected.step();
   }
-  EXPECT_TRUE(slot->get().detach().equal(reference->get().detach()));
+  EXPECT_EQUAL(slot->get().detach(), reference->get().detach());
 }
 
 TEST(GradScaler, ClipsTheUnscaledGradients) {
@@ -56,7 +54,7 @@ TEST(GradScaler, ClipsTheUnscaledGradients) {
   clip_grad_norm_({reference}, 2.0);
   EXPECT_TRUE(scaler.step(optimizer));
   expected.step();
-  EXPECT_TRUE(slot->get().detach().allclose(reference->get().detach(), 1e-6));
+  EXPECT_CLOSE(slot->get().detach(), reference->get().detach(), 1e-6);
 }
 
 TEST(GradScaler, UnscalesInPlaceOnRequest) {
@@ -64,7 +62,7 @@ TEST(GradScaler, UnscalesInPlaceOnRequest) {
   set_grad(slot, at::tensor({3.0F, 4.0F}).mul(256.0));
   GradScaler scaler({.init_scale = 256.0});
   scaler.unscale_({slot});
-  EXPECT_TRUE(slot->get().grad().equal(at::tensor({3.0F, 4.0F})));
+  EXPECT_EQUAL(slot->get().grad(), at::tensor({3.0F, 4.0F}));
   AdamW optimizer({slot}, kAdamW);
   EXPECT_TRUE(scaler.step(optimizer));
 }
@@ -87,7 +85,7 @@ TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
     GradScaler other({.enabled = enabled});
     EXPECT_ERROR(other.clip_and_step(optimizer, {a}, 1.0), "was not among the parameters");
   }
-  EXPECT_TRUE(a->get().detach().equal(before));
+  EXPECT_EQUAL(a->get().detach(), before);
 }
 
 TEST(GradScaler, UnscalesOnceAStep) {
@@ -112,7 +110,7 @@ TEST(GradScaler, KeepsGradientsThatFp16CannotHold) {
   GradScaler scaler({.init_scale = 65536.0});
   AdamW optimizer({slot}, {.lr = 0.125, .eps = 0.0, .weight_decay = 0.0});
   EXPECT_TRUE(scaler.step(optimizer));
-  EXPECT_TRUE(slot->get().detach().equal(at::full({2}, 0.875, at::kHalf)));
+  EXPECT_EQUAL(slot->get().detach(), at::full({2}, 0.875, at::kHalf));
 }
 
 TEST(GradScaler, LeavesOutAStepThatOverflowed) {
@@ -123,7 +121,7 @@ TEST(GradScaler, LeavesOutAStepThatOverflowed) {
     set_grad(slot, at::tensor({1.0, bad}).to(at::kFloat));
     EXPECT_FALSE(std::isfinite(scaler.clip_grad_norm_({slot}, 1.0).item<double>()));
     EXPECT_FALSE(scaler.step(optimizer));
-    EXPECT_TRUE(slot->get().detach().equal(at::ones({2})));
+    EXPECT_EQUAL(slot->get().detach(), at::ones({2}));
     EXPECT_EQ(scaler.scale(), 8.0);
   }
 }

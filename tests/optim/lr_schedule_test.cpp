@@ -80,12 +80,9 @@ TEST(LrSchedule, FallsToTheSmallestRate) {
   EXPECT_DOUBLE_EQ(schedule.factor(100), 0.1);
 }
 
-TEST(LrSchedule, RefusesWhatIsNoShare) {
+TEST(LrSchedule, Refusals) {
   EXPECT_ERROR(LrSchedule({.decay_ratio = 1.5}), "decay_ratio 1.5");
   EXPECT_ERROR(LrSchedule({.min_factor = -0.5}), "min_factor -0.5", "from 0 to 1");
-}
-
-TEST(LrSchedule, RefusesNegativeSteps) {
   EXPECT_ERROR(LrSchedule({.warmup = -1, .steps = 5}), "with a warm-up of -1");
   EXPECT_ERROR(LrSchedule({.steps = -5}), "a schedule of -5 steps");
 }

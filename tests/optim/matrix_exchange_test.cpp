@@ -4,7 +4,6 @@
 
 #include "optim/parameters.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -36,7 +35,7 @@ void expect_exchanged(const DeviceMesh& mesh, const std::vector<Case>& cases) {
   const std::vector<at::Tensor> results = exchange.run(locals, work);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     EXPECT_EQ(results[i].sizes(), expected[i].sizes());
-    EXPECT_TRUE(results[i].allclose(expected[i], 1e-6, 1e-6)) << i;
+    EXPECT_CLOSE(results[i], expected[i], 1e-6, 1e-6) << i;
   }
 }
 

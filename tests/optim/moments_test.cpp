@@ -3,7 +3,6 @@
 #include "optim/parameters.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
-#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -57,7 +56,7 @@ std::vector<at::Tensor> results(const std::vector<nn::SlotPtr>& slots) {
 void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_TRUE(found[i].equal(expected[i])) << i;
+    EXPECT_EQUAL(found[i], expected[i]) << i;
   }
 }
 
@@ -104,7 +103,7 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) 
     return full_tensor(optimizer.state().front().tensor);
   };
   const at::Tensor expected = after(slot_of(values));
-  EXPECT_TRUE(after(slot_of(values, mesh, {Shard{1}, Shard{2}})).equal(expected));
+  EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
 }
 
 /// The mean over many elements with one gradient is that of fp32 moments. Rounded to the nearest,
@@ -168,7 +167,7 @@ TEST(NarrowMoments, ContinueBitForBit) {
   run(optimizer, 2, 4);
   run(resumed, 2, 4);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(slots[i]->get().detach().equal(copies[i]->get().detach())) << i;
+    EXPECT_EQUAL(slots[i]->get().detach(), copies[i]->get().detach()) << i;
   }
 }
 
@@ -208,7 +207,7 @@ TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
   const nn::SlotPtr weight = module.slot("weight");
   const nn::SlotPtr bias = module.slot("bias");
   const at::Tensor first = squares_of({weight, bias}, 0);
-  EXPECT_TRUE(first.equal(squares_of({bias, weight}, 1)));
+  EXPECT_EQUAL(first, squares_of({bias, weight}, 1));
   EXPECT_FALSE(first[0].equal(squares_of({weight, bias}, 1)));
 }
 

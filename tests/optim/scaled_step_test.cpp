@@ -5,7 +5,6 @@
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer.h"
-#include "testing/test_on_ranks.h"
 
 namespace tessera::optim {
 namespace {
@@ -47,7 +46,7 @@ void expect_same_bits(const Make& make, c10::ScalarType type) {
   const std::vector<nn::SlotPtr> fused = trained(make, type, true);
   const std::vector<nn::SlotPtr> apart = trained(make, type, false);
   for (std::size_t i = 0; i < fused.size(); ++i) {
-    EXPECT_TRUE(fused[i]->get().detach().equal(apart[i]->get().detach())) << type << " " << i;
+    EXPECT_EQUAL(fused[i]->get().detach(), apart[i]->get().detach()) << type << " " << i;
   }
 }
 
@@ -121,10 +120,10 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   set_grads(slots, 0);
   const at::Tensor before = slots[0]->get().grad().clone();
   const ClipFactor clip = clip_factor(slots, 0.5);
-  EXPECT_TRUE(slots[0]->get().grad().equal(before));
-  EXPECT_TRUE(clip.norm.equal(clip_grad_norm_(slots, 0.5)));
+  EXPECT_EQUAL(slots[0]->get().grad(), before);
+  EXPECT_EQUAL(clip.norm, clip_grad_norm_(slots, 0.5));
   EXPECT_NEAR(clip.factor.item<double>(), 0.5 / clip.norm.item<double>(), 1e-6);
-  EXPECT_TRUE(slots[0]->get().grad().equal(before * clip.factor.to(at::kFloat)));
+  EXPECT_EQUAL(slots[0]->get().grad(), before * clip.factor.to(at::kFloat));
   EXPECT_EQ(clip_factor(slots, 1e9).factor.item<double>(), 1.0);
 }
 
@@ -148,7 +147,7 @@ std::pair<double, bool> clipped_step(bool enabled) {
   const at::Tensor grad = slots[1]->get().grad().clone();
   const auto [norm, stepped] = scaler.clip_and_step(optimizer, slots, 0.5);
   const at::Tensor expected = before - grad * (0.5 / (norm.item<double>() + 1e-6));
-  EXPECT_TRUE(slots[1]->get().detach().allclose(expected));
+  EXPECT_CLOSE(slots[1]->get().detach(), expected);
   return {norm.item<double>(), stepped};
 }
 
@@ -163,7 +162,7 @@ TEST(ClipAndStep, SkipsWhatOverflowed) {
   GradScaler scaler;
   Sgd optimizer({slot}, {.lr = 1.0});
   EXPECT_FALSE(scaler.clip_and_step(optimizer, {slot}, 1.0).stepped);
-  EXPECT_TRUE(slot->get().detach().equal(at::ones({2})));
+  EXPECT_EQUAL(slot->get().detach(), at::ones({2}));
 }
 
 }  // namespace

@@ -78,14 +78,9 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
   EXPECT_TRUE(world.expired());
 }
 
-}  // namespace
-
 // A call has one key, whether its arguments come unboxed, as to the kernels that a training step
 // calls most, or on a stack, as they do inside an operator mode.
 
-namespace {
-
-using testing::values;
 using Arguments = std::vector<c10::IValue>;
 
 /// Lets every operator run, and so takes its arguments from a stack.

@@ -82,16 +82,6 @@ std::vector<Written> written_calls() {
       {"linspace",
        {numbers(1), numbers(3)},
        [](auto& t) { return std::vector{at::linspace(t[0], t[1], 5)}; }},
-      {"linspace_to", {numbers(3)}, [](auto& t) { return std::vector{at::linspace(0, t[0], 5)}; }},
-      {"logspace",
-       {numbers(1), numbers(3)},
-       [](auto& t) { return std::vector{at::logspace(t[0], t[1], 5)}; }},
-      {"affine_grid",
-       {positive({4, 2, 3})},
-       [](auto& t) { return std::vector{at::affine_grid_generator(t[0], {4, 1, 3, 2}, false)}; }},
-      {"grid_sampler",
-       {positive({4, 2, 3, 5}), positive({4, 6, 7, 2})},
-       [](auto& t) { return std::vector{at::grid_sampler(t[0], t[1], 0, 0, false)}; }},
       {"gru_cell", cell(3),
        [](auto& t) { return std::vector{at::gru_cell(t[0], t[1], t[2], t[3])}; }},
       {"rnn_cell", cell(1),
@@ -114,49 +104,17 @@ std::vector<Written> written_calls() {
          const auto [x, h] = at::gru(t[0], t[1], {t[2], t[3]}, false, 1, 0.0, false, false, false);
          return std::vector{x, h};
        }},
-      {"bilinear",
-       {positive({5, 3}), positive({5, 4}), positive({2, 3, 4})},
-       [](auto& t) { return std::vector{at::bilinear(t[0], t[1], t[2], {})}; }},
       {"embedding_bag",
        {positive({4, 3}), bag, at::tensor({0, 2, 3}, at::kLong)},
        [](auto& t) { return std::vector{std::get<0>(at::embedding_bag(t[0], t[1], t[2]))}; }},
-      {"einsum",
-       {positive({5, 3}), positive({3, 5, 2})},
-       [](auto& t) { return std::vector{at::einsum("ij,jik->ik", {t[0], t[1]})}; }},
-      {"stft",
-       {positive({4, 16})},
-       [](auto& t) {
-         return std::vector{at::view_as_real(at::stft(t[0], 8, 4, 8, {}, false, true, true))};
-       }},
-      {"gradient", {positive({5, 4})}, [](auto& t) { return at::gradient(t[0]); }},
-      {"cross",
-       {positive({5, 3}), positive({5, 3}).flip(0)},
-       [](auto& t) { return std::vector{at::linalg_cross(t[0], t[1])}; }},
       {"meshgrid",
        {positive({5}), positive({3})},
        [](auto& t) { return at::meshgrid({t[0], t[1]}, "xy"); }},
-      {"histogramdd",
-       {positive({6, 2})},
-       [](auto& t) {
-         const auto [counts, edges] = at::histogramdd(t[0], {3, 4});
-         return std::vector{counts, edges[0], edges[1]};
-       }},
-      {"instance_norm",
-       {positive({4, 2, 6})},
-       [](auto& t) {
-         return std::vector{at::instance_norm(t[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
-       }},
       {"batch_norm",
        {positive({4, 2, 6})},
        [](auto& t) {
          return std::vector{at::batch_norm(t[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
        }},
-      {"cosine_embedding_loss",
-       {positive({5, 3}), positive({5, 3}).flip(0), at::ones({5}, at::kDouble)},
-       [](auto& t) { return std::vector{at::cosine_embedding_loss(t[0], t[1], t[2])}; }},
-      {"segment_reduce",
-       {positive({5, 3}), at::tensor({2, 3}, at::kLong)},
-       [](auto& t) { return std::vector{at::segment_reduce(t[0], "sum", t[1])}; }},
       {"one_hot",
        {bag},
        [](auto& t) { return std::vector{at::one_hot(t[0]), at::one_hot(t[0], 6)}; }},
@@ -166,17 +124,6 @@ std::vector<Written> written_calls() {
          const auto [values, inverse, counts] = at::_unique2(t[0], true, true, true);
          return std::vector{values, inverse, counts};
        }},
-      {"searchsorted",
-       {positive({5}).cumsum(0), positive({4})},
-       [](auto& t) {
-         return std::vector{at::searchsorted(t[0], t[1]), at::bucketize(t[1], t[0])};
-       }},
-      {"cdist",
-       {positive({5, 3}), positive({4, 3})},
-       [](auto& t) { return std::vector{at::cdist(t[0], t[1]), at::pdist(t[0])}; }},
-      {"clamp",
-       {positive({5, 3}), positive({3})},
-       [](auto& t) { return std::vector{at::clamp(t[0], t[1]), at::clamp_max(t[0], t[1])}; }},
       {"like",
        {positive({5, 3})},
        [](auto& t) {

@@ -4,7 +4,6 @@
 
 #include "testing/distributed.h"
 #include "testing/random_layout.h"
-#include "testing/values.h"
 
 namespace tessera::testing {
 namespace {

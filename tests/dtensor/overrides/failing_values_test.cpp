@@ -177,12 +177,8 @@ TEST(PlainTensors, AreNotComparedUnlessAsked) {
   });
 }
 
-}  // namespace
-
 // Factorisations throw for what one matrix holds. Where the ranks share out a batch, all of them
 // throw or none, and what follows works.
-
-namespace {
 
 struct MatrixCase {
   const char* name;

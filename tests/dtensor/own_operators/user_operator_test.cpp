@@ -113,21 +113,6 @@ at::Tensor unary(const char* name, const at::Tensor& x) {
   return call<at::Tensor(const at::Tensor&)>(name, x);
 }
 
-TEST(UserOperator, RunsByItsRule) {
-  ASSERT_TRUE(kUserRulesRegistered);
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const StrictScope strict;
-    for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
-      const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {placement});
-      const CommunicationScope communication(mesh);
-      const DistributedTensor y(unary("tessera_test::halve", x));
-      EXPECT_EQ(communication.total().calls, 0);
-      EXPECT_EQ(y.placements(), Placements{placement});
-      EXPECT_EQUAL(y, at::arange(5, at::kFloat) / 2);
-    }
-  });
-}
-
 TEST(UserOperator, RunsInPlaceByItsRule) {
   ASSERT_TRUE(kUserRulesRegistered);
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
@@ -260,12 +245,8 @@ TEST(CheckRule, RefusesWhatCannotBeCompared) {
                "draws random numbers");
 }
 
-}  // namespace
-
 // Gradients of operators that are not libtorch's, in each way of implementing one: those of one
 // rank, or an error.
-
-namespace {
 
 using own_operators::call_binary;
 using own_operators::call_unary;
@@ -360,14 +341,6 @@ TEST(OwnOperatorGradients, AreSummedWhereTheResultIs) {
                                 {{kRows, kAll}, {kAll, kColumns}},
                                 {{kSum, kAll}, {kAll, kColumns}},
                                 {{kSum, kSum}, {kAll, kAll}}});
-}
-
-TEST(OwnOperatorGradients, EqualThoseOfTheAutogradKernel) {
-  expect_gradients_of_one_rank(
-      [](const std::vector<at::Tensor>& inputs) {
-        return call_unary("memory_with_autograd", inputs[0]);
-      },
-      {values({5, 3})}, {{{kRows, kColumns}}, {{kAll, kRows}}});
 }
 
 TEST(OwnOperatorGradients, WorkForAFunctionWithoutAnOperator) {

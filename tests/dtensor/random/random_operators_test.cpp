@@ -63,44 +63,29 @@ TEST_P(RandomOperators, DrawTheSameOnEveryMesh) {
 INSTANTIATE_TEST_SUITE_P(
     All, RandomOperators,
     ::testing::Values(
-        RandomCase{"uniform", [](const at::Tensor& x) { return x.clone().uniform_(-1, 1); }},
-        RandomCase{"normal", [](const at::Tensor& x) { return x.clone().normal_(2, 3); }},
-        RandomCase{"bernoulli", [](const at::Tensor& x) { return x.clone().bernoulli_(0.3); }},
-        RandomCase{"bernoulli_of_tensor", [](const at::Tensor& x) { return at::bernoulli(x); }},
-        RandomCase{"bernoulli_by_tensor",
-                   [](const at::Tensor& x) { return x.clone().bernoulli_(x); }},
+        RandomCase{"uniform", [](auto& x) { return x.clone().uniform_(-1, 1); }},
+        RandomCase{"normal", [](auto& x) { return x.clone().normal_(2, 3); }},
+        RandomCase{"bernoulli", [](auto& x) { return x.clone().bernoulli_(0.3); }},
+        RandomCase{"bernoulli_of_tensor", [](auto& x) { return at::bernoulli(x); }},
+        RandomCase{"bernoulli_by_tensor", [](auto& x) { return x.clone().bernoulli_(x); }},
         RandomCase{"bernoulli_by_row",
-                   [](const at::Tensor& x) { return x.clone().bernoulli_(x.select(0, 0)); }},
-        RandomCase{"bernoulli_of_number",
-                   [](const at::Tensor& x) { return at::bernoulli(x, 0.3); }},
-        RandomCase{"exponential", [](const at::Tensor& x) { return x.clone().exponential_(); }},
-        RandomCase{"geometric", [](const at::Tensor& x) { return x.clone().geometric_(0.2); }},
-        RandomCase{"cauchy", [](const at::Tensor& x) { return x.clone().cauchy_(1, 2); }},
-        RandomCase{"log_normal", [](const at::Tensor& x) { return x.clone().log_normal_(); }},
-        RandomCase{"integers",
-                   [](const at::Tensor& x) { return at::empty_like(x, at::kLong).random_(); }},
+                   [](auto& x) { return x.clone().bernoulli_(x.select(0, 0)); }},
+        RandomCase{"bernoulli_of_number", [](auto& x) { return at::bernoulli(x, 0.3); }},
+        RandomCase{"exponential", [](auto& x) { return x.clone().exponential_(); }},
+        RandomCase{"geometric", [](auto& x) { return x.clone().geometric_(0.2); }},
+        RandomCase{"cauchy", [](auto& x) { return x.clone().cauchy_(1, 2); }},
+        RandomCase{"log_normal", [](auto& x) { return x.clone().log_normal_(); }},
+        RandomCase{"integers", [](auto& x) { return at::empty_like(x, at::kLong).random_(); }},
         RandomCase{"integers_between",
-                   [](const at::Tensor& x) { return at::empty_like(x, at::kInt).random_(-5, 90); }},
-        RandomCase{"rand_like", [](const at::Tensor& x) { return at::rand_like(x); }},
-        RandomCase{"randn_like", [](const at::Tensor& x) { return at::randn_like(x); }},
-        RandomCase{"randint_like", [](const at::Tensor& x) { return at::randint_like(x, 100); }},
-        RandomCase{"dropout", [](const at::Tensor& x) { return at::dropout(x, 0.3, true); }},
-        RandomCase{
-            "native_dropout",
-            [](const at::Tensor& x) { return std::get<0>(at::native_dropout(x, 0.3, true)); }},
-        RandomCase{"multinomial", [](const at::Tensor& x) { return at::multinomial(x, 3); }}),
+                   [](auto& x) { return at::empty_like(x, at::kInt).random_(-5, 90); }},
+        RandomCase{"rand_like", [](auto& x) { return at::rand_like(x); }},
+        RandomCase{"randn_like", [](auto& x) { return at::randn_like(x); }},
+        RandomCase{"randint_like", [](auto& x) { return at::randint_like(x, 100); }},
+        RandomCase{"dropout", [](auto& x) { return at::dropout(x, 0.3, true); }},
+        RandomCase{"native_dropout",
+                   [](auto& x) { return std::get<0>(at::native_dropout(x, 0.3, true)); }},
+        RandomCase{"multinomial", [](auto& x) { return at::multinomial(x, 3); }}),
     [](const auto& info) { return info.param.name; });
-
-TEST(RandomOperators, MoveNothingWhereElementsCanBeDrawnAlone) {
-  const testing::DebugChecks none("0");
-  RunRanks(4, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({4}, {"x"}), {Shard{0}});
-    at::rand_like(x);
-    at::dropout(x, 0.5, true);
-    x.normal_();
-    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
-  });
-}
 
 /// What docs/operators/operators.md lists as random.
 TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
@@ -295,13 +280,8 @@ TEST_ON_MESH(RandomOperators, LeaveLibtorchsGeneratorAlone, {1}, {"x"}) {
   EXPECT_TRUE(at::equal(at::rand({4}), expected));
 }
 
-}  // namespace
-
 // Dropout inside attention: the same mask on every mesh, in both directions.
 
-namespace {
-
-using testing::full_tensor;
 using testing::values;
 
 // 3 and 5 divide by neither 2 nor 4.

@@ -1,10 +1,9 @@
 // Redistributions that are waited for at the first use of their values.
 
-#include <span>
-
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
 #include "testing/distributed.h"
+#include "testing/forwarding_communicator.h"
 
 namespace tessera {
 namespace {
@@ -30,29 +29,19 @@ class LoggedWork final : public comm::Work {
 };
 
 /// Notes when collectives of a group start and when they are waited for.
-class LoggedCommunicator final : public comm::Communicator {
+class LoggedCommunicator final : public testing::ForwardingCommunicator {
  public:
   LoggedCommunicator(CommunicatorPtr inner, std::string name, Log& log, bool on_device)
-      : Communicator(inner->rank(), inner->size()),
-        inner_(std::move(inner)),
+      : ForwardingCommunicator(std::move(inner)),
         name_(std::move(name)),
         log_(log),
         on_device_(on_device) {}
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    return logged(inner_->all_gather(output, input));
+    return logged(inner().all_gather(output, input));
   }
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    return logged(inner_->all_reduce(tensor, op));
+    return logged(inner().all_reduce(tensor, op));
   }
-  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
-    return logged(inner_->reduce_scatter(output, input, op));
-  }
-  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
-                     std::span<const std::int64_t> output_counts,
-                     std::span<const std::int64_t> input_counts) override {
-    return logged(inner_->all_to_all(output, input, output_counts, input_counts));
-  }
-  std::string name() const override { return "logged"; }
   bool keeps_order_on_device() const override { return on_device_; }
 
  private:
@@ -61,7 +50,6 @@ class LoggedCommunicator final : public comm::Communicator {
     return std::make_shared<LoggedWork>(std::move(work), name_, log_);
   }
 
-  CommunicatorPtr inner_;
   std::string name_;
   Log& log_;
   bool on_device_;

@@ -1,7 +1,6 @@
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/factories.h"
 #include "testing/distributed.h"
-#include "testing/values.h"
 
 namespace tessera {
 namespace {
@@ -150,12 +149,8 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
                "distribute_tensor from 4 of");
 }
 
-}  // namespace
-
 // Reductions that a type does not have: tensors are not made partial with them, neither on request
 // nor by operators.
-
-namespace {
 
 using testing::full_tensor;
 
@@ -226,14 +221,6 @@ TEST_ON_MESH(PartialTensor, IsReducedBeforeItIsRounded, {2}, {"x"}) {
   const auto integers = distribute_tensor(at::zeros({5}, at::kLong), mesh, {Partial{}}).tensor();
   integers.copy_(x);
   EXPECT_EQUAL(integers, at::arange(5));
-}
-
-TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleansOfALookup, {3}, {"x"}) {
-  const auto table = at::sin(at::arange(14, at::kDouble)).gt(0).view({7, 2});
-  const auto indices = at::tensor({1, 6, 0, 3, 6}, at::kLong);
-  const at::Tensor rows = at::embedding(distribute_tensor(table, mesh, {Shard{0}}),
-                                        distribute_tensor(indices, mesh, {Replicate{}}));
-  EXPECT_EQUAL(rows, at::embedding(table, indices));
 }
 
 TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleans, {3}, {"x"}) {

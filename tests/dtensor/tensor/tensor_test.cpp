@@ -152,12 +152,8 @@ TEST(OneRank, OperatorsAndBackwardRun) {
   EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Shard{1}});
 }
 
-}  // namespace
-
 // What is written may be brought to another layout without being moved on some ranks, or on all:
 // the same memory with other strides, or nothing to move.
-
-namespace {
 
 using testing::values;
 
@@ -211,14 +207,8 @@ TEST_ON_MESH(AliasedWrite, ToAnEmptyPartOfAPendingReductionChangesNoOtherTensor,
   }
 }
 
-}  // namespace
-
 // Numbers that Python wraps in tensors (x + 1e-6) don't widen the result, and pending sums meet
 // infinite ones as their values do.
-
-namespace {
-
-using testing::values;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -343,20 +333,19 @@ at::Tensor wrapped(double number) {
 INSTANTIATE_TEST_SUITE_P(
     All, PendingSum,
     ::testing::Values(
-        Scaled{"mul", [](const at::Tensor& x) { return at::mul(x, kInfinity); }},
-        Scaled{"mul_in_place", [](at::Tensor x) { return x.mul_(-kInfinity); }},
-        Scaled{"mul_wrapped", [](const at::Tensor& x) { return at::mul(x, wrapped(kInfinity)); }},
-        Scaled{"mul_wrapped_in_place", [](at::Tensor x) { return x.mul_(wrapped(kInfinity)); }},
-        Scaled{"div", [](const at::Tensor& x) { return at::div(x, 0.0); }},
-        Scaled{"div_integer", [](const at::Tensor& x) { return at::div(x, 0); }},
-        Scaled{"div_in_place", [](at::Tensor x) { return x.div_(0.0); }},
-        Scaled{"div_wrapped", [](const at::Tensor& x) { return at::div(x, wrapped(0.0)); }},
-        Scaled{"add_with_alpha",
-               [](const at::Tensor& x) { return at::add(at::zeros_like(x), x, kInfinity); }},
-        Scaled{"list", [](const at::Tensor& x) { return at::_foreach_mul({x}, kInfinity)[0]; }},
-        Scaled{"list_div", [](const at::Tensor& x) { return at::_foreach_div({x}, 0.0)[0]; }},
+        Scaled{"mul", [](auto& x) { return at::mul(x, kInfinity); }},
+        Scaled{"mul_in_place", [](auto& x) { return x.mul_(-kInfinity); }},
+        Scaled{"mul_wrapped", [](auto& x) { return at::mul(x, wrapped(kInfinity)); }},
+        Scaled{"mul_wrapped_in_place", [](auto& x) { return x.mul_(wrapped(kInfinity)); }},
+        Scaled{"div", [](auto& x) { return at::div(x, 0.0); }},
+        Scaled{"div_integer", [](auto& x) { return at::div(x, 0); }},
+        Scaled{"div_in_place", [](auto& x) { return x.div_(0.0); }},
+        Scaled{"div_wrapped", [](auto& x) { return at::div(x, wrapped(0.0)); }},
+        Scaled{"add_with_alpha", [](auto& x) { return at::add(at::zeros_like(x), x, kInfinity); }},
+        Scaled{"list", [](auto& x) { return at::_foreach_mul({x}, kInfinity)[0]; }},
+        Scaled{"list_div", [](auto& x) { return at::_foreach_div({x}, 0.0)[0]; }},
         Scaled{"list_of_numbers",
-               [](const at::Tensor& x) {
+               [](auto& x) {
                  at::_foreach_mul_({x}, at::ArrayRef<at::Scalar>({kInfinity}));
                  return x;
                }}),
@@ -371,14 +360,8 @@ TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
   EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
 }
 
-}  // namespace
-
 // What from_local and its kin take: the global sizes of a tensor that each rank has a part of,
 // where they were not given, and what must be given.
-
-namespace {
-
-using testing::values;
 
 /// This rank's part of `whole`, made anew from its local tensor alone.
 DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
@@ -473,13 +456,7 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissing, {2}, {"x"}) {
                "out_sizes has 1 items for 2 lists of out_placements");
 }
 
-}  // namespace
-
 // Where a program crosses between plain and distributed tensors it says how gradients lie.
-
-namespace {
-
-using testing::values;
 
 TEST_ON_MESH(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone, {2}, {"x"}) {
   auto plain = values({3, 4}).requires_grad_();
@@ -545,21 +522,22 @@ TEST_ON_MESH(GradientPlacements, MayBeOthersOfTheSameSize, {2, 2}, {"a", "b"}) {
   EXPECT_EQ(both.to_local(Placements{StridedShard{0, 2}, Shard{0}}).size(0), 1);
 }
 
-}  // namespace
-
 // The gradients of local_map's arguments that are replicated.
 
-namespace {
-
 using Tensors = std::vector<at::Tensor>;
-using testing::values;
 
-/// x, of 7 rows, times a replicated weight, on 4 ranks.
+Tensors multiplied(const Tensors& t) {
+  return {at::mm(t[0], t[1])};
+}
+
+/// x, of 7 rows, times a replicated weight.
 struct Product {
-  explicit Product(Rank& rank)
-      : mesh(rank.mesh({4}, {"x"})),
-        x(distribute_tensor(values({7, 3}), mesh, {Shard{0}})),
-        weight(distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach()) {
+  explicit Product(const DeviceMesh& on, const Placements& of_x = {Shard{0}})
+      : mesh(on),
+        x(distribute_tensor(values({7, 3}), mesh, of_x)),
+        weight(distribute_tensor(values({3, 2}, 1), mesh, Placements(of_x.size(), Replicate{}))
+                   .tensor()
+                   .detach()) {
     weight.requires_grad_();
   }
   DeviceMesh mesh;
@@ -572,51 +550,34 @@ at::Tensor gradient_alone() {
   return weight.grad();
 }
 
-TEST_ON_RANKS(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsSplit, 4) {
-  const Product p(rank);
-  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, p.weight}, p.mesh,
-            {{Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
-      .sum()
-      .backward();
-  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
-}
-
-TEST_ON_RANKS(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsASum, 4) {
-  const Product p(rank);
-  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; }, {p.x, p.weight},
-            p.mesh, {{Partial{}}})[0]
-      .backward();
-  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
-}
-
-TEST_ON_RANKS(LocalMapGradients, AreReplicatedForReplicatedArgumentsWhereTheResultIs, 4) {
-  const Product p(rank);
-  const at::Tensor whole = distribute_tensor(values({7, 3}), p.mesh, {Replicate{}});
-  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {whole, p.weight}, p.mesh,
-            {{Replicate{}}})[0]
-      .sum()
-      .backward();
-  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
-}
-
-TEST_ON_MESH(LocalMapGradients, ArePlacedForEachMeshDimensionSeparately, {2, 2}, {"a", "b"}) {
-  const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Replicate{}, Shard{0}});
-  const at::Tensor weight =
-      distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}, Replicate{}}).tensor().detach();
-  weight.requires_grad_();
-  local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {x, weight}, mesh,
-            {{Replicate{}, Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
-      .sum()
-      .backward();
-  EXPECT_CLOSE(weight.grad(), gradient_alone());
+TEST_ON_RANKS(LocalMapGradients, OfReplicatedArgumentsFollowFromThePlacementsOfTheResult, 4) {
+  const auto summed = [](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; };
+  const DeviceMesh line = rank.mesh({4}, {"x"}), square = rank.mesh({2, 2}, {"a", "b"});
+  struct Row {
+    DeviceMesh mesh;
+    Placements x, result;
+    bool sums = false;
+  };
+  for (const Row& row :
+       {Row{line, {Shard{0}}, {Shard{0}}}, Row{line, {Shard{0}}, {Partial{}}, true},
+        Row{line, {Replicate{}}, {Replicate{}}},
+        Row{square, {Replicate{}, Shard{0}}, {Replicate{}, Shard{0}}}}) {
+    const Product p(row.mesh, row.x);
+    const LocalMapOptions options{
+        .out_sizes = {row.sums ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{7, 2}}};
+    const auto results =
+        row.sums ? local_map(summed, {p.x, p.weight}, row.mesh, {row.result}, options)
+                 : local_map(multiplied, {p.x, p.weight}, row.mesh, {row.result}, options);
+    results[0].sum().backward();
+    EXPECT_CLOSE(p.weight.grad(), gradient_alone()) << to_string(row.x) << to_string(row.result);
+  }
 }
 
 TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
-  const Product p(rank);
+  const Product p(rank.mesh({4}, {"x"}));
   const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {
     options.out_sizes = {{7, 2}};
-    return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, weight},
-                     p.mesh, {{Shard{0}}}, options)[0];
+    return local_map(multiplied, {p.x, weight}, p.mesh, {{Shard{0}}}, options)[0];
   };
   const at::Tensor plain = DistributedTensor(p.weight).full_tensor().detach().requires_grad_();
   product(plain, {}).sum().backward();
@@ -632,7 +593,7 @@ TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
 }
 
 TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
-  const Product p(rank);
+  const Product p(rank.mesh({4}, {"x"}));
   const auto both = [&](const LocalMapOptions& options) {
     return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]), t[1].square()}; },
                      {p.x, p.weight}, p.mesh, {{Shard{0}}, {Replicate{}}}, options);
@@ -652,7 +613,7 @@ TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {
-    const Product p(rank);
+    const Product p(rank.mesh({4}, {"x"}));
     local_map(
         [&](const Tensors& t) {
           const at::Tensor term = at::mm(t[0], t[1]).sum();

@@ -20,34 +20,6 @@ namespace {
 
 using testing::values;
 
-TEST_ON_MESH(LocalMap, RunsOnPartsForwardAndBackward, {4}, {"x"}) {
-  auto plain = values({8, 3}).requires_grad_();
-  plain.pow(2).sum().backward();
-  const auto x = distribute_tensor(values({8, 3}), mesh, {Shard{0}}).tensor().detach();
-  x.requires_grad_();
-  const auto results =
-      local_map([](const std::vector<at::Tensor>& t) { return std::vector{t[0].pow(2).sum()}; },
-                {x}, mesh, {{Partial{}}});
-  results[0].backward();
-  EXPECT_CLOSE(x.grad(), plain.grad());
-}
-
-// The rows of x are shared out, so that each rank has its own term of w's gradient.
-TEST_ON_MESH(LocalMap, AddsUpTheTermsOfAReplicatedArgumentsGradient, {4}, {"x"}) {
-  auto w = values({3, 2}, 1).requires_grad_();
-  at::mm(values({7, 3}), w).pow(2).sum().backward();
-  const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Shard{0}});
-  const auto weight = distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach();
-  weight.requires_grad_();
-  const auto results = local_map(
-      [](const std::vector<at::Tensor>& t) { return std::vector{at::mm(t[0], t[1])}; }, {x, weight},
-      mesh, {{Shard{0}}},
-      {.in_grad_placements = {std::nullopt, Placements{Partial{}}}, .out_sizes = {{7, 2}}});
-  results[0].pow(2).sum().backward();
-  EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
-  EXPECT_CLOSE(weight.grad(), w.grad());
-}
-
 TEST_ON_MESH(LocalMap, RefusesOtherPlacementsUnlessAskedToMoveThem, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
   const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
@@ -177,11 +149,6 @@ TEST(Printing, ShowsPlacementsMeshAndThisRanksValues) {
                   "[Shard(0), Replicate()]", "rank 2 holds [4:7]:", " 4\n 5\n 6");
 }
 
-TEST(Printing, StreamsASpec) {
-  const auto x = zeros({8, 4}, square(0), {Shard{0}, Replicate{}});
-  EXPECT_EQ(detail::concat(x.spec()), "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]");
-}
-
 TEST(Printing, ShowsEveryBlockOfAPartInSeveral) {
   const auto x =
       zeros({8}, init_device_mesh(comm::fake_world(1, 2), {2}, {"x"}), {StridedShard{0, 2}});
@@ -251,12 +218,8 @@ TEST(Printing, ShowsALayoutThatHasNoPlacements) {
   EXPECT_CONTAINS(visualize(x), "[6] on", "[3:m0 x 2]", "0:4", "4:6");
 }
 
-}  // namespace
-
 // from_local and distribute_tensor compare the ranks' tensors where TESSERA_DEBUG asks for it: all
 // ranks throw, also where only one finds an error.
-
-namespace {
 
 /// The error that each of two ranks catches: the other rank must not wait for it.
 std::vector<std::string> errors_of(const testing::Body& body) {
@@ -270,57 +233,55 @@ std::vector<std::string> errors_of(const testing::Body& body) {
   return errors;
 }
 
-TEST(Agreement, FailsOnAllRanksIfOneRankFails) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    const auto local = at::zeros({rank.rank() == 0 ? 2 : 3});
-    DistributedTensor::from_local(local, rank.mesh({2}, {"x"}), {Shard{0}}, {{4}});
-  });
-  EXPECT_CONTAINS(errors[0], "disagree");
-  EXPECT_CONTAINS(errors[1], "rank 1 of");
-}
+/// What two ranks do differently, and a word of the error of each.
+struct Disagreement {
+  const char* what;
+  testing::Body act;
+  const char *of_rank_0, *of_rank_1;
+};
 
-TEST(Agreement, ComparesSpecs) {
+TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
   const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
-    const auto layout = Layout::replicated({2}, 1);
-    const auto dtype = rank.rank() == 0 ? at::kFloat : at::kDouble;
-    DistributedTensor::from_local(at::zeros({3}, dtype), ShardingSpec{mesh, layout}, {3});
-  });
-  EXPECT_CONTAINS(errors[0], "Float");
-  EXPECT_CONTAINS(errors[1], "Double");
-}
-
-TEST(Agreement, ComparesBeforeTheSourceScatters) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    distribute_tensor(at::zeros({rank.rank() == 0 ? 4 : 6}), rank.mesh({2}, {"x"}), {Shard{0}},
-                      {.source = 0});
-  });
-  EXPECT_CONTAINS(errors[0], "[4]");
-  EXPECT_CONTAINS(errors[1], "[6]");
-}
-
-TEST(Agreement, ComparesPlacementsInDistributeTensor) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
-  });
-  EXPECT_CONTAINS(errors[0], "Shard(0)");
-  EXPECT_CONTAINS(errors[1], "Shard(1)");
-}
-
-// As many elements, but of tensors of other sizes: nothing else would tell them apart.
-TEST(Agreement, ComparesEveryRedistribution) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
-    const auto sizes =
-        rank.rank() == 0 ? std::vector<std::int64_t>{2, 8} : std::vector<std::int64_t>{8, 2};
-    DistributedTensor(x.tensor().view(sizes)).full_tensor();
-  });
-  EXPECT_CONTAINS(errors, "Float [2, 8] [m0 | -] -> [- | -]", "Float [8, 2] [m0 | -] -> [- | -]");
+  const std::vector<Disagreement> rows{
+      {"a failure of one rank",
+       [](Rank& rank) {
+         const auto local = at::zeros({rank.rank() == 0 ? 2 : 3});
+         DistributedTensor::from_local(local, rank.mesh({2}, {"x"}), {Shard{0}}, {{4}});
+       },
+       "disagree", "rank 1 of"},
+      {"types",
+       [](Rank& rank) {
+         const ShardingSpec spec{rank.mesh({2}, {"x"}), Layout::replicated({2}, 1)};
+         const auto dtype = rank.rank() == 0 ? at::kFloat : at::kDouble;
+         DistributedTensor::from_local(at::zeros({3}, dtype), spec, {3});
+       },
+       "Float", "Double"},
+      {"sizes, before the source scatters",
+       [](Rank& rank) {
+         const auto own = at::zeros({rank.rank() == 0 ? 4 : 6});
+         distribute_tensor(own, rank.mesh({2}, {"x"}), {Shard{0}}, {.source = 0});
+       },
+       "[4]", "[6]"},
+      {"placements",
+       [](Rank& rank) {
+         distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
+       },
+       "Shard(0)", "Shard(1)"},
+      // As many elements, but of tensors of other sizes: nothing else would tell them apart.
+      {"sizes of a redistribution",
+       [](Rank& rank) {
+         const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
+         const std::vector<std::int64_t> sizes{rank.rank() == 0 ? 2 : 8, rank.rank() == 0 ? 8 : 2};
+         DistributedTensor(x.tensor().view(sizes)).full_tensor();
+       },
+       "[8, 2]", "[2, 8]"},
+  };
+  for (const Disagreement& row : rows) {
+    SCOPED_TRACE(row.what);
+    const auto errors = errors_of(row.act);
+    EXPECT_CONTAINS(errors[0], row.of_rank_0);
+    EXPECT_CONTAINS(errors[1], row.of_rank_1);
+  }
 }
 
 TEST(Agreement, CostsNothingWhereItIsOff) {
@@ -344,13 +305,7 @@ TEST(Agreement, IsCheckedByDefaultInBuildsWithoutNdebug) {
   });
 }
 
-}  // namespace
-
 // Optimizers on distributed parameters against the same on plain ones.
-
-namespace {
-
-using testing::values;
 
 std::vector<at::Tensor> parameters(const DeviceMesh* mesh) {
   std::vector<at::Tensor> result;
