@@ -327,12 +327,6 @@ TEST_ON_MESH(Policy, RefusesPlainTensorsUnlessVouchedFor, {2}, {"tp"}) {
                values({4, 4}, 0) + values({4, 4}, 1));
 }
 
-TEST_ON_RANKS(Policy, RefusesTwoMeshesInOneOperator, 2) {
-  const at::Tensor a = distribute_tensor(at::ones({4}), rank.mesh({2}, {"a"}), {Shard{0}});
-  const at::Tensor b = distribute_tensor(at::ones({4}), rank.mesh({2}, {"b"}), {Shard{0}});
-  EXPECT_ERROR(a + b, "on different meshes");
-}
-
 TEST(Failure, OnOneRankEndsTheOthers) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"a"});

@@ -189,36 +189,30 @@ struct Function {
   std::function<at::Tensor(const Tensors&)> compute;
 };
 
-const std::vector<Function>& functions() {
-  static const std::vector<Function> all{
-      {"conv1d",
-       {{5, 4, 6}, {6, 2, 3}, {6}},
-       [](auto& t) { return at::conv1d(t[0], t[1], t[2], 1, 1, 1, 2); }},
-      {"conv2d",
-       {{3, 2, 7, 6}, {4, 2, 3, 2}, {4}},
-       [](auto& t) { return at::conv2d(t[0], t[1], t[2], 2, 1); }},
-      {"dilated",
-       {{3, 2, 9, 8}, {4, 2, 3, 2}},
-       [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, 2, {2, 3}); }},
-      {"one_sample", {{2, 7, 6}, {4, 2, 3, 2}}, [](auto& t) { return at::conv2d(t[0], t[1]); }},
-      {"conv3d",
-       {{2, 3, 5, 4, 6}, {4, 3, 2, 2, 2}, {4}},
-       [](auto& t) { return at::conv3d(t[0], t[1], t[2]); }},
-      {"transposed",
-       {{2, 4, 5, 4}, {4, 2, 3, 3}, {4}},
-       [](auto& t) { return at::conv_transpose2d(t[0], t[1], t[2], 2, 1, 1, 2); }},
-      {"no_rows",
-       {{0, 2, 7, 6}, {4, 2, 3, 2}, {4}},
-       [](auto& t) { return at::conv2d(t[0], t[1], t[2]); }},
-      {"batch_norm",
-       {{3, 2, 7, 6}, {2}, {2}},
-       [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); }},
-      {"group_norm", {{3, 4, 7, 6}, {4}}, [](auto& t) { return at::group_norm(t[0], 2, t[1]); }},
-      {"layer_norm",
-       {{3, 4, 6}, {6}, {6}},
-       [](auto& t) { return at::layer_norm(t[0], {6}, t[1], t[2]); }},
-      {"avg_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::avg_pool2d(t[0], 2); }},
+std::vector<Function> functions() {
+  std::vector<Function> all;
+  const auto add = [&](const char* name, const std::vector<Sizes>& inputs, auto compute) {
+    all.push_back({name, inputs, compute});
   };
+  add("conv1d", {{5, 4, 6}, {6, 2, 3}, {6}},
+      [](auto& t) { return at::conv1d(t[0], t[1], t[2], 1, 1, 1, 2); });
+  add("conv2d", {{3, 2, 7, 6}, {4, 2, 3, 2}, {4}},
+      [](auto& t) { return at::conv2d(t[0], t[1], t[2], 2, 1); });
+  add("dilated", {{3, 2, 9, 8}, {4, 2, 3, 2}},
+      [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, 2, {2, 3}); });
+  add("one_sample", {{2, 7, 6}, {4, 2, 3, 2}}, [](auto& t) { return at::conv2d(t[0], t[1]); });
+  add("conv3d", {{2, 3, 5, 4, 6}, {4, 3, 2, 2, 2}, {4}},
+      [](auto& t) { return at::conv3d(t[0], t[1], t[2]); });
+  add("transposed", {{2, 4, 5, 4}, {4, 2, 3, 3}, {4}},
+      [](auto& t) { return at::conv_transpose2d(t[0], t[1], t[2], 2, 1, 1, 2); });
+  add("no_rows", {{0, 2, 7, 6}, {4, 2, 3, 2}, {4}},
+      [](auto& t) { return at::conv2d(t[0], t[1], t[2]); });
+  add("batch_norm", {{3, 2, 7, 6}, {2}, {2}},
+      [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); });
+  add("group_norm", {{3, 4, 7, 6}, {4}}, [](auto& t) { return at::group_norm(t[0], 2, t[1]); });
+  add("layer_norm", {{3, 4, 6}, {6}, {6}},
+      [](auto& t) { return at::layer_norm(t[0], {6}, t[1], t[2]); });
+  add("avg_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::avg_pool2d(t[0], 2); });
   return all;
 }
 

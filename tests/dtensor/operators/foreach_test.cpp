@@ -90,8 +90,7 @@ TEST_ON_MESH(Foreach, AGatheredViewIsNotReadAfterAWriteToWhatItViews, {3}, {"x"}
     const at::Tensor x = distribute_tensor(values({5}), mesh, {Shard{0}});
     const auto view = x.slice(0, 0, 2);
     write(x);
-    EXPECT_ERROR(view.add(1),
-                 "uses a view that had to be gathered, after the viewed tensor was written");
+    EXPECT_ERROR(view.add(1), "after the viewed tensor was written");
     EXPECT_NO_THROW(x.slice(0, 0, 2).add(1));
   };
   write_and_read([](const at::Tensor& x) { at::_foreach_zero_({x}); });
@@ -106,8 +105,9 @@ TEST_ON_MESH(Foreach, AGatheredViewIsWrittenThroughAndCanBeReadAfterwards, {3}, 
   at::_foreach_add_({view}, 2.0);
   EXPECT_EQUAL(view, at::full({2}, 2.0F));
   EXPECT_EQUAL(x, at::tensor({2.0F, 2.0F, 0.0F, 0.0F, 0.0F}));
-  EXPECT_ERROR(other.add(1),
-               "uses a view that had to be gathered, after the viewed tensor was written");
+  EXPECT_ERROR(other.add(1), "after the viewed tensor was written");
+  EXPECT_ERROR(at::_foreach_mul_({x.slice(0, 0, 3), x.slice(0, 1, 4)}, 2.0),
+               "after the viewed tensor was written");
 }
 
 TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
@@ -160,7 +160,7 @@ TEST_ON_MESH(Foreach, Refusals, {3}, {"x"}) {
   {
     const at::Tensor x = distribute_tensor(at::ones(5), mesh, {Shard{0}}).tensor().detach();
     EXPECT_ERROR(at::_foreach_mul_({x.slice(0, 0, 3), x.slice(0, 1, 4)}, 2.0),
-                 "uses a view that had to be gathered, after the viewed tensor was written");
+                 "after the viewed tensor was written");
   }
 }
 

@@ -247,19 +247,14 @@ TEST_ON_MESH(RandomOperators, DifferFromCallToCallAndRepeatFromAState, {2}, {"x"
 }
 
 TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
-  const auto own = at::empty(kSizes).uniform_(0, 1, at::detail::createCPUGenerator(3));
-  const at::Tensor x = distribute_tensor(at::zeros(kSizes), mesh, {Shard{0}});
-  x.uniform_();  // its own plan, and not this one's
-  x.uniform_(0, 1, at::detail::createCPUGenerator(3));
-  EXPECT_EQUAL(x, own);
-}
-
-TEST_ON_MESH(Bernoulli, DrawsFromTheGeneratorThatIsPassed, {2}, {"x"}) {
   const auto generator = [] { return at::detail::createCPUGenerator(3); };
-  const at::Tensor own = at::bernoulli(at::full(kSizes, 0.5), generator());
-  const at::Tensor x = distribute_tensor(at::full(kSizes, 0.5), mesh, {Shard{0}});
-  EXPECT_EQUAL(at::bernoulli(x, generator()), own);
-  EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), own);
+  const at::Tensor half = at::full(kSizes, 0.5);
+  const at::Tensor x = distribute_tensor(half.clone(), mesh, {Shard{0}});
+  const at::Tensor bits = at::bernoulli(half, generator());
+  EXPECT_EQUAL(at::bernoulli(x, generator()), bits);
+  EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), bits);
+  x.uniform_();  // its own plan, and not this one's
+  EXPECT_EQUAL(x.uniform_(0, 1, generator()), at::empty(kSizes).uniform_(0, 1, generator()));
 }
 
 TEST_ON_MESH(Bernoulli, RefusesPlainProbabilities, {2}, {"x"}) {

@@ -149,22 +149,18 @@ TEST(Printing, ShowsPlacementsMeshAndThisRanksValues) {
                   "[Shard(0), Replicate()]", "rank 2 holds [4:7]:", " 4\n 5\n 6");
 }
 
-TEST(Printing, ShowsEveryBlockOfAPartInSeveral) {
-  const auto x =
-      zeros({8}, init_device_mesh(comm::fake_world(1, 2), {2}, {"x"}), {StridedShard{0, 2}});
-  EXPECT_CONTAINS(to_string(x), "holds [2:4] and [6:8]");
-}
-
-TEST(Printing, LeavesOutMany) {
-  EXPECT_CONTAINS(to_string(zeros({64, 64}, square(0), {Shard{0}, Replicate{}})),
-                  "(2048 elements)");
-}
-
-TEST(Printing, ShowsEmptyPartsAndScalars) {
+TEST(Printing, ShowsEmptyAndLargePartsSeveralBlocksScalarsAndNoValues) {
+  const Placements rows{Shard{0}, Replicate{}};
   EXPECT_CONTAINS(to_string(zeros({2}, square(3), {Shard{0}, Shard{0}})), "rank 3 holds nothing");
   EXPECT_CONTAINS(to_string(full({}, 2.5, square(3), {Replicate{}, Partial{}})), "Partial(sum)",
                   "0");
   EXPECT_EQ(to_string(DistributedTensor()), "DistributedTensor()");
+  const auto two = init_device_mesh(comm::fake_world(1, 2), {2}, {"x"});
+  EXPECT_CONTAINS(to_string(zeros({8}, two, {StridedShard{0, 2}})), "holds [2:4] and [6:8]");
+  EXPECT_CONTAINS(to_string(zeros({64, 64}, square(0), rows)), "(2048 elements)");
+  EXPECT_CONTAINS(to_string(zeros({4}, square(0), rows, at::kMeta)), "meta");
+  EXPECT_EQ(detail::concat(zeros({8, 4}, square(0), rows).spec()),
+            "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]");
 }
 
 TEST_ON_MESH(Printing, ReducesWhatIsPartial, {3}, {"x"}) {
@@ -185,10 +181,6 @@ TEST(Printing, ShowsTheTermOfOneRankOnThatRankAlone) {
     EXPECT_CONTAINS(local_to_string(x), "Partial(sum)", "rank 1 holds [0:2]:", " 2\n 2");
     EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
   });
-}
-
-TEST(Printing, NeedsNoValues) {
-  EXPECT_CONTAINS(to_string(zeros({4}, square(0), {Shard{0}, Replicate{}}, at::kMeta)), "meta");
 }
 
 TEST(Printing, AnErrorForAPlainHandleNamesToString) {
@@ -284,25 +276,19 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
   }
 }
 
-TEST(Agreement, CostsNothingWhereItIsOff) {
-  const testing::DebugChecks debug("0");
-  RunRanks(2, [](Rank& rank) {
-    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
-  });
-}
-
-TEST(Agreement, IsCheckedByDefaultInBuildsWithoutNdebug) {
-  const testing::DebugChecks unset("");
+TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
 #ifdef NDEBUG
-  static constexpr int kCalls = 0;
+  constexpr int kByDefault = 0;
 #else
-  static constexpr int kCalls = 1;
+  constexpr int kByDefault = 1;
 #endif
-  RunRanks(2, [](Rank& rank) {
-    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, kCalls);
-  });
+  for (const auto& [value, calls] : {std::pair("0", 0), std::pair("", kByDefault)}) {
+    const testing::DebugChecks debug(value);
+    RunRanks(2, [calls = calls](Rank& rank) {
+      DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
+      EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, calls);
+    });
+  }
 }
 
 // Optimizers on distributed parameters against the same on plain ones.
@@ -350,18 +336,6 @@ void expect_same(const std::function<std::vector<at::Tensor>(const DeviceMesh*)>
   });
 }
 
-TEST(Optimizer, LibtorchsAdamWRuns) {
-  expect_same([](const DeviceMesh* mesh) {
-    return train<torch::optim::AdamW>(mesh, torch::optim::AdamWOptions(0.1).weight_decay(0.1));
-  });
-}
-
-TEST(Optimizer, LibtorchsSgdWithMomentumRuns) {
-  expect_same([](const DeviceMesh* mesh) {
-    return train<torch::optim::SGD>(mesh, torch::optim::SGDOptions(0.1).momentum(0.9));
-  });
-}
-
 std::vector<at::Tensor> fused_step(const DeviceMesh* mesh) {
   auto p = parameters(mesh);
   loss(p).backward();
@@ -378,7 +352,11 @@ std::vector<at::Tensor> fused_step(const DeviceMesh* mesh) {
   return p;
 }
 
-TEST(Optimizer, FusedAdamWRunsOnLists) {
+TEST(Optimizer, OfLibtorchAndFusedRun) {
+  using torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::SGD,
+      torch::optim::SGDOptions;
+  expect_same([](auto* mesh) { return train<AdamW>(mesh, AdamWOptions(0.1).weight_decay(0.1)); });
+  expect_same([](auto* mesh) { return train<SGD>(mesh, SGDOptions(0.1).momentum(0.9)); });
   expect_same(&fused_step);
 }
 

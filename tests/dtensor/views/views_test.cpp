@@ -89,23 +89,6 @@ TEST_ON_MESH(View, SharesMemoryAndVersionWithItsBase, {2}, {"x"}) {
   EXPECT_TRUE(at::equal(local_tensor(x), at::ones({2, 2})));
 }
 
-TEST_ON_MESH(View, AGatheredViewCanBeReadUntilItsBaseIsWritten, {2}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::zeros({4}), mesh, {Shard{0}});
-  const auto head = x.slice(0, 0, 3);
-  EXPECT_EQ(head.sum().item<float>(), 0);
-  x.add_(1);
-  EXPECT_ERROR(head.sum(), "after the viewed tensor was written");
-}
-
-TEST_ON_MESH(View, AGatheredViewCanBeReadAfterItWasWritten, {2}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::zeros({4}), mesh, {Shard{0}});
-  const auto head = x.slice(0, 0, 3);
-  head.add_(2);
-  head.mul_(3);
-  EXPECT_EQ(head.sum().item<float>(), 18);
-  EXPECT_EQ(x.sum().item<float>(), 18);
-}
-
 TEST_ON_MESH(View, HasTheSameStridesOnEveryRank, {4}, {"x"}) {
   // One row a rank, none on the last: local strides alone would say nothing.
   const at::Tensor x = distribute_tensor(values({3, 1}), mesh, {Shard{0}});
@@ -119,28 +102,6 @@ TEST_ON_MESH(View, WhatLibtorchRefusesIsRefusedOnEveryRank, {2}, {"x"}) {
   EXPECT_THROWN(c10::Error, x.view({4}), "shape '[4]' is invalid for input of size 6");
 }
 
-TEST_ON_MESH(View, WritesToAViewFromAListArrive, {2}, {"x"}) {
-  at::NoGradGuard no_grad;
-  const at::Tensor x = distribute_tensor(values({4, 6}), mesh, {Shard{0}});
-  x.chunk(2, 1)[1].zero_();
-  auto expected = values({4, 6});
-  expected.chunk(2, 1)[1].zero_();
-  EXPECT_EQUAL(x, expected);
-  x.chunk(2, 0)[1].t().add_(5);
-  expected.chunk(2, 0)[1].t().add_(5);
-  EXPECT_EQUAL(x, expected);
-}
-
-TEST_ON_MESH(InPlace, ShapeChangesApplyToTheWrapper, {2}, {"x"}) {
-  at::Tensor x = distribute_tensor(values({3, 4}), mesh, {Shard{0}});
-  x.t_();
-  EXPECT_EQ(x.sizes(), (std::vector<std::int64_t>{4, 3}));
-  EXPECT_EQUAL(x, values({3, 4}).t());
-  x.unsqueeze_(0);
-  EXPECT_EQ(x.sizes(), (std::vector<std::int64_t>{1, 4, 3}));
-  EXPECT_EQUAL(x.mul(2), values({3, 4}).t().unsqueeze(0).mul(2));
-}
-
 TEST_ON_MESH(InPlace, OnAPartialTensorEqualsOneRank, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
   x.relu_();
@@ -148,14 +109,6 @@ TEST_ON_MESH(InPlace, OnAPartialTensorEqualsOneRank, {2}, {"x"}) {
   x.fill_(3);
   EXPECT_EQUAL(x, at::full({5}, 3, at::kDouble));
   EXPECT_EQ(DistributedTensor(x).placements(), Placements{Partial{}});
-}
-
-TEST_ON_MESH(OutArgument, IsFilledWithItsOwnLayout, {2}, {"x"}) {
-  const at::Tensor a = distribute_tensor(values({5, 4}), mesh, {Shard{0}});
-  at::Tensor out = distribute_tensor(at::zeros({5, 4}, at::kDouble), mesh, {Shard{1}});
-  at::add_out(out, a, a);
-  EXPECT_EQ(DistributedTensor(out).placements(), Placements{Shard{1}});
-  EXPECT_EQUAL(out, values({5, 4}) * 2);
 }
 
 }  // namespace
