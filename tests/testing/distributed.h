@@ -19,3 +19,14 @@
 #include "testing/ranks.h"
 #include "testing/test_on_ranks.h"
 #include "testing/values.h"
+
+namespace tessera::testing {
+
+/// A row of a table: a function and its name.
+template <class Signature>
+struct Named {
+  const char* name;
+  std::function<Signature> run;
+};
+
+}  // namespace tessera::testing

@@ -1,6 +1,5 @@
 #include <limits>
 #include <optional>
-#include <ostream>
 
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
@@ -197,66 +196,49 @@ TEST_ON_MESH(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout, {4}, {"x"}) {
 
 // Composite operators with out=: what they write must arrive in the distributed tensor.
 
+/// Of an argument out= and inputs.
 struct OutCase {
-  std::string name;
+  const char* name;
   std::vector<std::vector<std::int64_t>> inputs;
-  std::function<void(at::Tensor& out, const Tensors&)> run;
   std::vector<std::int64_t> result;
+  std::function<void(at::Tensor& out, const Tensors&)> run;
 };
 
-std::ostream& operator<<(std::ostream& stream, const OutCase& c) {
-  return stream << c.name;
-}
-
-class OutVariant : public ::testing::TestWithParam<OutCase> {};
-
-TEST_P(OutVariant, WritesToATensorHoweverItLies) {
-  const auto& c = GetParam();
-  Tensors plain;
-  for (const auto& sizes : c.inputs) {
-    plain.push_back(values(sizes));
-  }
-  auto expected = at::zeros(c.result, at::kDouble);
-  c.run(expected, plain);
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
-      Tensors inputs;
-      for (const auto& x : plain) {
-        inputs.push_back(distribute_tensor(x, mesh, {Shard{0}}));
-      }
-      at::Tensor out = distribute_tensor(at::zeros(c.result, at::kDouble), mesh, {placement});
-      c.run(out, inputs);
-      EXPECT_EQ(DistributedTensor(out).placements(), Placements{placement});
-      EXPECT_CLOSE(out, expected);
-    }
-  });
-}
-
-// Split, the first two lie on one or two ranks; the operators of the others would resize theirs.
-std::vector<OutCase> out_cases() {
-  return {
+TEST_ON_MESH(OutVariant, WritesToATensorHoweverItLies, {4}, {"x"}) {
+  // The first lies on one rank if it is split; the operators of the others would resize theirs.
+  const std::vector<OutCase> all{
       {"maximum_of_all",
        {{4}},
-       [](auto& out, auto& t) { at::amax_out(out, t[0], {0}, true); },
-       {1}},
+       {1},
+       [](auto& out, auto& t) { at::amax_out(out, t[0], {0}, true); }},
       {"matmul_of_batches",
        {{5, 3, 2}, {5, 2, 4}},
-       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); },
-       {5, 3, 4}},
-      {"log_sigmoid", {{5, 3}}, [](auto& out, auto& t) { at::log_sigmoid_out(out, t[0]); }, {5, 3}},
+       {5, 3, 4},
+       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); }},
+      {"log_sigmoid", {{5, 3}}, {5, 3}, [](auto& out, auto& t) { at::log_sigmoid_out(out, t[0]); }},
       {"solve",
        {{5, 2, 2}, {5, 2, 3}},
-       [](auto& out, auto& t) { at::linalg_solve_out(out, t[0], t[1]); },
-       {5, 2, 3}},
-      {"inverse",
-       {{5, 2, 2}},
-       [](auto& out, auto& t) { at::linalg_inv_out(out, t[0]); },
-       {5, 2, 2}},
-  };
+       {5, 2, 3},
+       [](auto& out, auto& t) { at::linalg_solve_out(out, t[0], t[1]); }},
+      {"inverse", {{5, 2, 2}}, {5, 2, 2}, [](auto& out, auto& t) {
+         at::linalg_inv_out(out, t[0]);
+       }}};
+  for (const OutCase& c : all) {
+    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+      Tensors plain, inputs;
+      for (const auto& sizes : c.inputs) {
+        plain.push_back(values(sizes));
+        inputs.push_back(distribute_tensor(plain.back(), mesh, {Shard{0}}));
+      }
+      at::Tensor expected = at::zeros(c.result, at::kDouble);
+      at::Tensor out = distribute_tensor(expected.clone(), mesh, {placement});
+      c.run(expected, plain);
+      c.run(out, inputs);
+      EXPECT_EQ(DistributedTensor(out).placements(), Placements{placement}) << c.name;
+      EXPECT_CLOSE(out, expected) << c.name;
+    }
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Composite, OutVariant, ::testing::ValuesIn(out_cases()),
-                         [](const auto& info) { return info.param.name; });
 
 TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {

@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <ostream>
 
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/manual_seed.h"
@@ -25,67 +24,58 @@ namespace {
 
 using testing::full_tensor;
 
-struct RandomCase {
-  const char* name;
-  std::function<at::Tensor(const at::Tensor&)> draw;
-};
-
-std::ostream& operator<<(std::ostream& out, const RandomCase& c) {
-  return out << c.name;
-}
+using Draw = std::function<at::Tensor(const at::Tensor&)>;
 
 const std::vector<std::int64_t> kSizes{7, 5};
 
-at::Tensor draw(const RandomCase& c, const DeviceMesh& mesh, const Placements& placements) {
+at::Tensor drawn(const Draw& draw, const DeviceMesh& mesh, const Placements& placements) {
   manual_seed(7);
   const at::Tensor x = distribute_tensor(at::full(kSizes, 0.5), mesh, placements);
-  c.draw(x);
-  return DistributedTensor(c.draw(x)).full_tensor();
+  draw(x);
+  return full_tensor(draw(x));
 }
 
-class RandomOperators : public ::testing::TestWithParam<RandomCase> {};
-
-TEST_P(RandomOperators, DrawTheSameOnEveryMesh) {
-  const auto& c = GetParam();
-  at::Tensor expected;
-  RunRanks(1, [&](Rank& rank) { expected = draw(c, rank.mesh({1}, {"x"}), {Replicate{}}); });
-  EXPECT_GT(std::get<0>(at::_unique(expected)).numel(), 1);
+TEST(RandomOperators, DrawTheSameOnEveryMesh) {
+  const std::vector<testing::Named<at::Tensor(const at::Tensor&)>> all{
+      {"uniform", [](auto& x) { return x.clone().uniform_(-1, 1); }},
+      {"normal", [](auto& x) { return x.clone().normal_(2, 3); }},
+      {"bernoulli", [](auto& x) { return x.clone().bernoulli_(0.3); }},
+      {"bernoulli_of_tensor", [](auto& x) { return at::bernoulli(x); }},
+      {"bernoulli_by_tensor", [](auto& x) { return x.clone().bernoulli_(x); }},
+      {"bernoulli_by_row", [](auto& x) { return x.clone().bernoulli_(x.select(0, 0)); }},
+      {"bernoulli_of_number", [](auto& x) { return at::bernoulli(x, 0.3); }},
+      {"exponential", [](auto& x) { return x.clone().exponential_(); }},
+      {"geometric", [](auto& x) { return x.clone().geometric_(0.2); }},
+      {"cauchy", [](auto& x) { return x.clone().cauchy_(1, 2); }},
+      {"log_normal", [](auto& x) { return x.clone().log_normal_(); }},
+      {"integers", [](auto& x) { return at::empty_like(x, at::kLong).random_(); }},
+      {"integers_between", [](auto& x) { return at::empty_like(x, at::kInt).random_(-5, 90); }},
+      {"rand_like", [](auto& x) { return at::rand_like(x); }},
+      {"randn_like", [](auto& x) { return at::randn_like(x); }},
+      {"randint_like", [](auto& x) { return at::randint_like(x, 100); }},
+      {"dropout", [](auto& x) { return at::dropout(x, 0.3, true); }},
+      {"native_dropout", [](auto& x) { return std::get<0>(at::native_dropout(x, 0.3, true)); }},
+      {"multinomial", [](auto& x) { return at::multinomial(x, 3); }}};
+  std::vector<at::Tensor> expected;
+  RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {
+    for (const auto& [name, draw] : all) {
+      expected.push_back(drawn(draw, one, {Replicate{}}));
+      EXPECT_GT(std::get<0>(at::_unique(expected.back())).numel(), 1) << name;
+    }
+  });
   RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
-    EXPECT_TRUE(at::equal(draw(c, line, {Shard{0}}), expected));
-    EXPECT_TRUE(at::equal(draw(c, line, {Shard{1}}), expected));
-    EXPECT_TRUE(at::equal(draw(c, line, {Partial{}}), expected));
     const auto square = rank.mesh({2, 2}, {"a", "b"});
-    EXPECT_TRUE(at::equal(draw(c, square, {Shard{0}, Shard{0}}), expected));
-    EXPECT_TRUE(at::equal(draw(c, square, {Replicate{}, Shard{1}}), expected));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      SCOPED_TRACE(all[i].name);
+      for (const Placement& placement :
+           {Placement(Shard{0}), Placement(Shard{1}), Placement(Partial{})}) {
+        EXPECT_EQUAL(drawn(all[i].run, line, {placement}), expected[i]) << to_string(placement);
+      }
+      EXPECT_EQUAL(drawn(all[i].run, square, {Shard{0}, Shard{0}}), expected[i]);
+      EXPECT_EQUAL(drawn(all[i].run, square, {Replicate{}, Shard{1}}), expected[i]);
+    }
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    All, RandomOperators,
-    ::testing::Values(
-        RandomCase{"uniform", [](auto& x) { return x.clone().uniform_(-1, 1); }},
-        RandomCase{"normal", [](auto& x) { return x.clone().normal_(2, 3); }},
-        RandomCase{"bernoulli", [](auto& x) { return x.clone().bernoulli_(0.3); }},
-        RandomCase{"bernoulli_of_tensor", [](auto& x) { return at::bernoulli(x); }},
-        RandomCase{"bernoulli_by_tensor", [](auto& x) { return x.clone().bernoulli_(x); }},
-        RandomCase{"bernoulli_by_row",
-                   [](auto& x) { return x.clone().bernoulli_(x.select(0, 0)); }},
-        RandomCase{"bernoulli_of_number", [](auto& x) { return at::bernoulli(x, 0.3); }},
-        RandomCase{"exponential", [](auto& x) { return x.clone().exponential_(); }},
-        RandomCase{"geometric", [](auto& x) { return x.clone().geometric_(0.2); }},
-        RandomCase{"cauchy", [](auto& x) { return x.clone().cauchy_(1, 2); }},
-        RandomCase{"log_normal", [](auto& x) { return x.clone().log_normal_(); }},
-        RandomCase{"integers", [](auto& x) { return at::empty_like(x, at::kLong).random_(); }},
-        RandomCase{"integers_between",
-                   [](auto& x) { return at::empty_like(x, at::kInt).random_(-5, 90); }},
-        RandomCase{"rand_like", [](auto& x) { return at::rand_like(x); }},
-        RandomCase{"randn_like", [](auto& x) { return at::randn_like(x); }},
-        RandomCase{"randint_like", [](auto& x) { return at::randint_like(x, 100); }},
-        RandomCase{"dropout", [](auto& x) { return at::dropout(x, 0.3, true); }},
-        RandomCase{"native_dropout",
-                   [](auto& x) { return std::get<0>(at::native_dropout(x, 0.3, true)); }},
-        RandomCase{"multinomial", [](auto& x) { return at::multinomial(x, 3); }}),
-    [](const auto& info) { return info.param.name; });
 
 /// What docs/operators/operators.md lists as random.
 TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
@@ -300,34 +290,31 @@ Results attend(const DeviceMesh& mesh, const Placements& placements, bool causal
           full_tensor(value.grad())};
 }
 
-void expect_same(const Results& found, const Results& expected, const char* what) {
+void expect_same(const Results& found, const Results& expected, const std::string& what) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-9, 1e-12)) << what << ", result " << i;
   }
 }
 
-class AttentionDropout : public ::testing::TestWithParam<bool> {};
-
-TEST_P(AttentionDropout, DropsAlikeOnEveryMesh) {
-  Results expected;
-  RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {
-    expected = attend(one, {Replicate{}}, GetParam());
-    EXPECT_FALSE(at::allclose(
-        expected[0], at::scaled_dot_product_attention(values(kHeads, 0), values(kHeads, 1),
-                                                      values(kHeads, 2), {}, 0, GetParam())));
-  });
-  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
-    expect_same(attend(line, {Replicate{}}, GetParam()), expected, "replicated");
-    expect_same(attend(line, {Shard{0}}, GetParam()), expected, "batch");
-    expect_same(attend(line, {Shard{1}}, GetParam()), expected, "heads");
-    expect_same(attend(line, {Shard{2}}, GetParam()), expected, "sequence");
-    const DeviceMesh square = rank.mesh({2, 2}, {"dp", "tp"});
-    expect_same(attend(square, {Shard{0}, Shard{1}}, GetParam()), expected, "batch and heads");
-  });
+TEST(AttentionDropout, DropsAlikeOnEveryMesh) {
+  for (const bool causal : {false, true}) {
+    Results expected;
+    RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {
+      expected = attend(one, {Replicate{}}, causal);
+      const at::Tensor undropped = at::scaled_dot_product_attention(
+          values(kHeads, 0), values(kHeads, 1), values(kHeads, 2), {}, 0, causal);
+      EXPECT_FALSE(at::allclose(expected[0], undropped));
+    });
+    RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
+      for (const Placement& placement : {Placement(Replicate{}), Placement(Shard{0}),
+                                         Placement(Shard{1}), Placement(Shard{2})}) {
+        expect_same(attend(line, {placement}, causal), expected, to_string(placement));
+      }
+      const DeviceMesh square = rank.mesh({2, 2}, {"dp", "tp"});
+      expect_same(attend(square, {Shard{0}, Shard{1}}, causal), expected, "batch and heads");
+    });
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Masks, AttentionDropout, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "causal" : "none"; });
 
 }  // namespace
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include <optional>
-#include <ostream>
 #include <thread>
 
 #include "tessera/dtensor/manual_seed.h"
@@ -26,10 +25,6 @@ struct Case {
   bool columns = true;
 };
 
-std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.name;
-}
-
 /// y = 2 x, written through a view, then the sum of cubes: value and gradient.
 std::pair<at::Tensor, at::Tensor> run(const Case& c, const at::Tensor& x) {
   auto y = x.mul(2);
@@ -38,46 +33,44 @@ std::pair<at::Tensor, at::Tensor> run(const Case& c, const at::Tensor& x) {
   return {y.detach(), x.grad()};
 }
 
-class WriteThroughView : public ::testing::TestWithParam<Case> {};
+const std::vector<Case>& writes_through_views() {
+  static const std::vector<Case> all{
+      {"transpose", [](auto& y) { y.t().mul_(3); }},
+      {"flatten", [](auto& y) { y.view({42}).mul_(3); }},
+      {"unsqueeze", [](auto& y) { y.unsqueeze(1).add_(1); }},
+      {"first_rows", [](auto& y) { y.slice(0, 0, 2).zero_(); }, false, true},
+      {"first_columns", [](auto& y) { y.slice(1, 0, 2).zero_(); }, true, false},
+      {"row", [](auto& y) { y.select(0, 1).fill_(1.0); }, false, true},
+      {"diagonal", [](auto& y) { y.diagonal().zero_(); }, false, false},
+      {"of_a_view", [](auto& y) { y.t().unsqueeze(0).mul_(3); }},
+      {"narrow_copy", [](auto& y) { y.narrow(1, 2, 3).copy_(y.narrow(1, 0, 3).clone()); }, true,
+       false}};
+  return all;
+}
 
-TEST_P(WriteThroughView, Arrives) {
-  const auto& c = GetParam();
-  const auto expected = run(c, values({7, 6}).requires_grad_());
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
+TEST_ON_MESH(WriteThroughView, Arrives, {4}, {"x"}) {
+  for (const Case& c : writes_through_views()) {
+    const auto expected = run(c, values({7, 6}).requires_grad_());
     for (const auto& [placement, writable] : std::vector<std::pair<Placement, bool>>{
              {Replicate{}, true}, {Shard{0}, c.rows}, {Shard{1}, c.columns}}) {
+      SCOPED_TRACE(c.name + to_string(placement));
       const auto x = distribute_tensor(values({7, 6}), mesh, {placement}).tensor().detach();
       {
         at::NoGradGuard no_grad;
         StrictScope strict;
         auto y = x.clone();
         if (writable) {
-          EXPECT_NO_THROW(c.write(y)) << to_string(placement);
+          EXPECT_NO_THROW(c.write(y));
         } else {
-          EXPECT_ERROR(c.write(y), "the strict scope refuses") << to_string(placement);
+          EXPECT_ERROR(c.write(y), "the strict scope refuses");
         }
       }
       const auto found = run(c, x.requires_grad_());
-      EXPECT_CLOSE(found.first, expected.first) << to_string(placement);
-      EXPECT_CLOSE(found.second, expected.second) << to_string(placement);
+      EXPECT_CLOSE(found.first, expected.first);
+      EXPECT_CLOSE(found.second, expected.second);
     }
-  });
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    All, WriteThroughView,
-    ::testing::Values(Case{"transpose", [](auto& y) { y.t().mul_(3); }},
-                      Case{"flatten", [](auto& y) { y.view({42}).mul_(3); }},
-                      Case{"unsqueeze", [](auto& y) { y.unsqueeze(1).add_(1); }},
-                      Case{"first_rows", [](auto& y) { y.slice(0, 0, 2).zero_(); }, false, true},
-                      Case{"first_columns", [](auto& y) { y.slice(1, 0, 2).zero_(); }, true, false},
-                      Case{"row", [](auto& y) { y.select(0, 1).fill_(1.0); }, false, true},
-                      Case{"diagonal", [](auto& y) { y.diagonal().zero_(); }, false, false},
-                      Case{"of_a_view", [](auto& y) { y.t().unsqueeze(0).mul_(3); }},
-                      Case{"narrow_copy",
-                           [](auto& y) { y.narrow(1, 2, 3).copy_(y.narrow(1, 0, 3).clone()); },
-                           true, false}),
-    [](const auto& info) { return info.param.name; });
 
 TEST_ON_MESH(View, SharesMemoryAndVersionWithItsBase, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(at::zeros({4, 2}), mesh, {Shard{0}});
@@ -192,51 +185,36 @@ TEST_ON_MESH(InferredSize, IsRefusedWhereItCouldBeAny, {2}, {"tp"}) {
 // libtorch accepts of a plain one works, in every placement of the tensor that is expanded, and
 // what it refuses is refused on all ranks.
 
-struct Write {
-  const char* name;
-  std::function<void(at::Tensor)> run;
-};
-std::ostream& operator<<(std::ostream& out, const Write& write) {
-  return out << write.name;
-}
-
 at::Tensor index() {
   return at::arange(1, 2);
 }
 
-const std::vector<Placement> kPlacements{Shard{0}, Shard{1}, Partial{}, Partial{ReduceOp::kAvg},
-                                         Partial{ReduceOp::kMax}};
-
-class Expanded : public ::testing::TestWithParam<Write> {};
-
-TEST_P(Expanded, IsWrittenAsOnOneRank) {
-  RunRanks(3, [](Rank& rank) {
-    const auto value = at::arange(4.0).view({1, 4});
-    for (const auto& placement : kPlacements) {
-      const auto row = distribute_tensor(value, rank.mesh({3}, {"x"}), {placement}).tensor();
+TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
+  const std::vector<testing::Named<void(at::Tensor)>> writes{
+      {"fill", [](auto x) { x.fill_(7); }},
+      {"zero", [](auto x) { x.zero_(); }},
+      {"transpose", [](auto x) { x.transpose_(0, 1); }},
+      {"squeeze", [](auto x) { x.squeeze_(); }},
+      {"index_fill_rows", [](auto x) { x.index_fill_(0, index(), 2); }},
+      {"index_fill_columns", [](auto x) { x.index_fill_(1, index(), 2); }},
+      {"fill_diagonal", [](auto x) { x.fill_diagonal_(3); }},
+      {"fill_rows", [](auto x) { x.slice(0, 2, 4).fill_(2); }},
+      {"fill_a_column", [](auto x) { x.select(1, 1).fill_(2); }},
+      {"fill_the_end_of_a_column", [](auto x) { x.slice(0, 2, 4).select(1, 1).fill_(2); }}};
+  const auto value = at::arange(4.0).view({1, 4});
+  for (const auto& [name, write] : writes) {
+    for (const Placement& placement :
+         {Placement(Shard{0}), Placement(Shard{1}), Placement(Partial{}),
+          Placement(Partial{ReduceOp::kAvg}), Placement(Partial{ReduceOp::kMax})}) {
+      const auto row = distribute_tensor(value, mesh, {placement}).tensor();
       const auto x = row.detach().expand({4, 4}), expected = value.clone().expand({4, 4});
-      GetParam().run(x);
-      GetParam().run(expected);
-      EXPECT_EQ(x.sizes(), expected.sizes());
-      EXPECT_EQUAL(x, expected) << to_string(placement);
+      write(x);
+      write(expected);
+      EXPECT_EQ(x.sizes(), expected.sizes()) << name;
+      EXPECT_EQUAL(x, expected) << name << to_string(placement);
     }
-  });
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    InPlace, Expanded,
-    ::testing::Values(Write{"fill", [](auto x) { x.fill_(7); }},
-                      Write{"zero", [](auto x) { x.zero_(); }},
-                      Write{"transpose", [](auto x) { x.transpose_(0, 1); }},
-                      Write{"squeeze", [](auto x) { x.squeeze_(); }},
-                      Write{"index_fill_rows", [](auto x) { x.index_fill_(0, index(), 2); }},
-                      Write{"index_fill_columns", [](auto x) { x.index_fill_(1, index(), 2); }},
-                      Write{"fill_diagonal", [](auto x) { x.fill_diagonal_(3); }},
-                      Write{"fill_rows", [](auto x) { x.slice(0, 2, 4).fill_(2); }},
-                      Write{"fill_a_column", [](auto x) { x.select(1, 1).fill_(2); }},
-                      Write{"fill_the_end_of_a_column",
-                            [](auto x) { x.slice(0, 2, 4).select(1, 1).fill_(2); }}),
-    [](const auto& param_info) { return std::string(param_info.param.name); });
 
 TEST_ON_MESH(ExpandedTensor, IsRefusedOnAllRanksWhereLibtorchRefusesIt, {3}, {"x"}) {
   const auto value = at::arange(4.0).view({1, 4});  // the third rank has no column
@@ -465,14 +443,9 @@ TEST_ON_RANKS(DetachedView, Refusals, 4) {
   }
 }
 
-/// x of 7 x 4 whose pieces are written one after the other.
-struct Pieces {
-  const char* name;
-  void (*write)(const at::Tensor& x);
-};
-
 TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
-  const std::vector<Pieces> all{
+  // Each writes to the pieces of x, of 7 x 4, one after the other.
+  const std::vector<testing::Named<void(const at::Tensor&)>> all{
       {"chunk",
        [](auto& x) {
          const auto pieces = x.chunk(3);
@@ -515,11 +488,11 @@ TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
        }},
   };
   RunRanks(4, [&](Rank& rank) {
-    for (const Pieces& pieces : all) {
+    for (const auto& pieces : all) {
       for (const Placement placement : {Placement(Shard{0}), Placement(Shard{1})}) {
         const at::Tensor expected = values({7, 4}), x = split(rank, values({7, 4}), placement);
-        pieces.write(expected);
-        pieces.write(x);
+        pieces.run(expected);
+        pieces.run(x);
         EXPECT_CLOSE(x, expected) << pieces.name << to_string(placement);
       }
     }
