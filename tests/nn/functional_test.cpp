@@ -212,44 +212,6 @@ std::int64_t calls(Rank& rank, Body&& body) {
   return comm::total(rank.world()->traffic().since(before)).calls;
 }
 
-// 7 rows over 4 ranks, 3 rows (an empty shard), and one row over 2 x 2.
-TEST(DistributedRmsNorm, WorksOnShardedRows) {
-  for (const std::int64_t rows : {7, 3, 1}) {
-    RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
-      const at::Tensor x0 = normal_values({rows, 10}, 1).requires_grad_();
-      const at::Tensor w0 = normal_values({10}, 2).requires_grad_();
-      const at::Tensor grad = normal_values({rows, 10}, 3);
-      const at::Tensor y0 = at::rms_norm(x0, {10}, w0, 1e-5);
-      y0.backward(grad);
-      const at::Tensor x = leaf(spread(x0, mesh, {Shard{0}}));
-      const at::Tensor w = leaf(spread(w0, mesh, {Replicate{}}));
-      const at::Tensor y = rms_norm(x, w, 1e-5);
-      EXPECT_EQ(DistributedTensor(y).placements(), Placements{Shard{0}});
-      EXPECT_CLOSE(y, y0.detach(), 1e-5, 1e-6);
-      y.backward(spread(grad, mesh, {Shard{0}}).tensor());
-      EXPECT_CLOSE(x.grad(), x0.grad(), 1e-4, 1e-5);
-      EXPECT_CLOSE(w.grad(), w0.grad(), 1e-4, 1e-5);
-    });
-  }
-}
-
-TEST_ON_MESH(DistributedRmsNorm, DoesNotCommunicate, {2}, {"tp"}) {
-  const at::Tensor x = leaf(spread(normal_values({6, 4}, 1), mesh, {Shard{0}}));
-  const at::Tensor w = leaf(spread(normal_values({4}, 2), mesh, {Replicate{}}));
-  const at::Tensor grad = spread(normal_values({6, 4}, 3), mesh, {Shard{0}}).tensor();
-  leave_gradient_pending(w);
-  EXPECT_EQ(calls(rank, [&] { rms_norm(x, w, 1e-5).backward(grad); }), 0);
-  EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
-}
-
-TEST_ON_MESH(DistributedRmsNorm, GathersASplitLastDimension, {2}, {"tp"}) {
-  const at::Tensor x0 = normal_values({6, 4}, 1);
-  const at::Tensor x = spread(x0, mesh, {Shard{1}}).tensor();
-  EXPECT_EQUAL(rms_norm(x, {}, 1e-5), rms_norm(x0, {}, 1e-5));
-  const StrictScope strict;
-  EXPECT_ERROR(rms_norm(x, {}, 1e-5), "tessera::rms_norm needs its inputs redistributed");
-}
-
 TEST_ON_MESH(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes, {2}, {"tp"}) {
   const at::Tensor x = spread(normal_values({6, 4}, 1), mesh, {Shard{0}}).tensor();
   EXPECT_ERROR(rms_norm(x, at::ones({4}), 1e-5), "argument 1, [4], is plain");
@@ -283,53 +245,10 @@ TEST_ON_MESH(DistributedRmsNorm, AddsAPlainResidualThatEveryRankHas, {2}, {"tp"}
   }
 }
 
-TEST(DistributedSiluMul, WorksOnAnySharding) {
-  for (const Placement& placement :
-       {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
-    RunOnMesh({3}, {"tp"}, [&](const DeviceMesh& mesh) {
-      const at::Tensor a0 = normal_values({5, 7}, 1).requires_grad_();
-      const at::Tensor b0 = normal_values({5, 7}, 2).requires_grad_();
-      const at::Tensor grad = normal_values({5, 7}, 3);
-      const at::Tensor y0 = at::silu(a0) * b0;
-      y0.backward(grad);
-      const at::Tensor a = leaf(spread(a0, mesh, {placement}));
-      const at::Tensor b = leaf(spread(b0, mesh, {placement}));
-      const at::Tensor y = silu_mul(a, b);
-      y.backward(spread(grad, mesh, {placement}).tensor());
-      EXPECT_CLOSE(y, y0.detach(), 1e-5, 1e-6);
-      EXPECT_CLOSE(a.grad(), a0.grad(), 1e-5, 1e-6);
-      EXPECT_CLOSE(b.grad(), b0.grad(), 1e-5, 1e-6);
-    });
-  }
-}
-
-TEST_ON_MESH(DistributedSiluMul, BringsOperandsOfDifferentLayoutsTogether, {2}, {"tp"}) {
-  const at::Tensor x = normal_values({4, 4}, 1);
-  const at::Tensor rows = spread(x, mesh, {Shard{0}}).tensor();
-  const at::Tensor columns = spread(x, mesh, {Shard{1}}).tensor();
-  const at::Tensor pending = spread(x, mesh, {Partial{}}).tensor();
-  for (const auto& operands : {std::pair(rows, columns), std::pair(pending, pending)}) {
-    const at::Tensor result = silu_mul(operands.first, operands.second);
-    EXPECT_CLOSE(result, silu_mul(x, x), 1e-6, 1e-6);
-    const StrictScope strict;
-    EXPECT_ERROR(silu_mul(operands.first, operands.second),
-                 "tessera::silu_mul needs its inputs redistributed");
-  }
-  EXPECT_ERROR(silu_mul(rows, x), "tessera::silu_mul mixes distributed tensors with plain ones");
-}
-
 TEST_ON_MESH(DistributedSiluMul, RefusesOtherSizesOnEveryLayout, {2}, {"tp"}) {
   const at::Tensor a = spread(at::ones({2, 4}), mesh, {Shard{0}}).tensor();
   const at::Tensor b = spread(at::ones({4, 4}), mesh, {Shard{0}}).tensor();
   EXPECT_ERROR(silu_mul(a, b), "of sizes [2, 4] and [4, 4]");
-}
-
-TEST_ON_MESH(DistributedSiluMul, RedistributesAGradientThatLiesOtherwise, {2}, {"tp"}) {
-  const at::Tensor a = leaf(spread(normal_values({4, 4}, 1), mesh, {Shard{0}}));
-  const at::Tensor b = leaf(spread(normal_values({4, 4}, 2), mesh, {Shard{0}}));
-  silu_mul(a, b).backward(spread(at::ones({4, 4}), mesh, {Replicate{}}).tensor());
-  EXPECT_EQ(DistributedTensor(a.grad()).placements(), Placements{Shard{0}});
-  EXPECT_CLOSE(b.grad(), at::silu(normal_values({4, 4}, 1)), 1e-5, 1e-6);
 }
 
 TEST_ON_MESH(DistributedRotaryEmbedding, WorksOnSplitHeads, {2}, {"tp"}) {
@@ -345,17 +264,6 @@ TEST_ON_MESH(DistributedRotaryEmbedding, WorksOnSplitHeads, {2}, {"tp"}) {
   const at::Tensor plain = x0.clone().requires_grad_();
   rotary_embedding(plain, cos, sin).backward(x0);
   EXPECT_CLOSE(x.grad(), plain.grad());
-}
-
-// Each rank turns its positions by its rows of the tables, which are cut without communication.
-TEST_ON_MESH(DistributedRotaryEmbedding, WorksOnASplitSequence, {2, 2}, {"cp", "tp"}) {
-  const at::Tensor x0 = normal_values({2, 5, 3, 4}, 1);
-  const at::Tensor cos = normal_values({5, 4}, 2), sin = normal_values({5, 4}, 3);
-  const at::Tensor x = spread(x0, mesh, {Shard{1}, Shard{2}}).tensor();
-  const ReplicationScope same_on_every_rank;
-  at::Tensor y;
-  EXPECT_EQ(calls(rank, [&] { y = rotary_embedding(x, cos, sin); }), 0);
-  EXPECT_EQUAL(y, rotary_embedding(x0, cos, sin));
 }
 
 TEST(DistributedRotaryEmbedding, RefusesTablesThatNeedAGradient) {
@@ -395,37 +303,6 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
   }
 }
 
-TEST_ON_MESH(DistributedEmbedding, TakesSplitIndicesOnAnotherMeshDimension, {2, 2}, {"dp", "tp"}) {
-  const at::Tensor w0 = normal_values({7, 6}, 1).requires_grad_();
-  const at::Tensor indices = at::tensor({0, 3, 6, 3, 1}, at::kLong);
-  const at::Tensor grad = normal_values({5, 6}, 2);
-  at::embedding(w0, indices).backward(grad);
-  const at::Tensor w = leaf(spread(w0, mesh, {Replicate{}, Shard{0}}));
-  const at::Tensor split = distribute_tensor(indices, mesh, {Shard{0}, Replicate{}}).tensor();
-  const at::Tensor y = nn::embedding(w, split);
-  EXPECT_EQ(DistributedTensor(y).placements(), (Placements{Shard{0}, Partial{}}));
-  EXPECT_EQUAL(y, at::embedding(w0, indices).detach());
-  y.backward(spread(grad, mesh, {Shard{0}, Replicate{}}).tensor());
-  EXPECT_CLOSE(w.grad(), w0.grad(), 1e-6, 1e-6);
-}
-
-TEST_ON_MESH(DistributedEmbedding, GathersTheSmallerOfTableAndIndicesThatAreSplitTogether, {2},
-             {"tp"}) {
-  const at::Tensor w0 = normal_values({7, 6}, 1).requires_grad_();
-  const at::Tensor places = at::arange(4, at::kLong);
-  at::embedding(w0, places).sum().backward();
-  const at::Tensor w = leaf(spread(w0, mesh, {Shard{0}}));
-  const at::Tensor indices = distribute_tensor(places, mesh, {Shard{0}}).tensor();
-  const at::Tensor y = nn::embedding(w, indices);
-  EXPECT_EQ(DistributedTensor(y).placements(), Placements{Partial{}});
-  EXPECT_EQUAL(y, at::embedding(w0, places).detach());
-  y.sum().backward();
-  EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Shard{0}});
-  EXPECT_EQUAL(w.grad(), w0.grad());
-  const StrictScope strict;
-  EXPECT_ERROR(nn::embedding(w, indices), "tessera::embedding needs its inputs redistributed");
-}
-
 TEST_ON_MESH(DistributedEmbedding, LeavesTheGradientOfATablePending, {2}, {"dp"}) {
   const at::Tensor w = leaf(spread(normal_values({7, 6}, 1), mesh, {Replicate{}}));
   leave_gradient_pending(w);
@@ -445,21 +322,6 @@ TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
   });
   for (const std::string& error : errors) {
     EXPECT_CONTAINS(error, "index 7");
-  }
-}
-
-TEST(DistributedDropout, IsTheSameOnEveryMesh) {
-  const at::Tensor x0 = normal_values({7, 6}, 1);
-  const at::Tensor expected = nn::dropout(x0, 0.5, {3, 4});
-  for (const Placement& placement :
-       {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
-    RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
-      const at::Tensor x = leaf(spread(x0, mesh, {placement}));
-      const at::Tensor y = nn::dropout(x, 0.5, {3, 4});
-      EXPECT_EQUAL(y, expected);
-      y.backward(spread(at::ones({7, 6}), mesh, {placement}).tensor());
-      EXPECT_EQUAL(x.grad(), (expected != 0) * 2.0F);
-    });
   }
 }
 

@@ -79,14 +79,19 @@ TEST(InitWeights, SaysWhoFillsWhatItHasNot) {
   EXPECT_ERROR(check_initialized(module), "call nn::init_weights");
 }
 
-TEST(InitWeights, FillsEverything) {
+TEST(InitWeights, FillsByDefaultByTheParentAndByATable) {
   const auto model = meta_model();
   to_empty(*model, c10::kCPU);
   EXPECT_ERROR(check_initialized(*model), "parameters or buffers was never filled");
   init_weights(*model, 1);
   check_initialized(*model);
-  EXPECT_EQUAL(model->norm->weight->detach(), at::ones({6}));
-  EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
+  EXPECT_EQUAL(model->norm->weight, at::ones({6}));
+  EXPECT_EQUAL(model->table, at::arange(4, at::kFloat));
+  EXPECT_EQUAL(model->out->weight, at::full({5, 6}, 0.25));
+  for (const auto& layer : model->layers->items()) {
+    EXPECT_EQUAL(layer->slot("bias")->get(), at::full({6}, 3.0));
+    EXPECT_FALSE(layer->slot("weight")->get().equal(at::full({6, 6}, 3.0)));
+  }
 }
 
 TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
@@ -102,23 +107,6 @@ TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
   init_weights(*c, 2);
   EXPECT_EQUAL(parameter_values(*a), parameter_values(*b));
   EXPECT_FALSE(parameter_values(*a).equal(parameter_values(*c)));
-}
-
-TEST(InitWeights, TheParentsValueStands) {
-  const auto model = meta_model();
-  to_empty(*model, c10::kCPU);
-  init_weights(*model, 1);
-  EXPECT_EQUAL(model->out->weight->detach(), at::full({5, 6}, 0.25));
-}
-
-TEST(InitWeights, ATableReachesByPattern) {
-  const auto model = meta_model();
-  to_empty(*model, c10::kCPU);
-  init_weights(*model, 1);
-  for (const auto& layer : model->layers->items()) {
-    EXPECT_EQUAL(layer->slot("bias")->get().detach(), at::full({6}, 3.0));
-    EXPECT_FALSE(layer->slot("weight")->get().detach().equal(at::full({6, 6}, 3.0)));
-  }
 }
 
 class BadTable : public Module<BadTable> {

@@ -184,10 +184,6 @@ TEST(LinearProducts, AddTermsAsTheyAreComputed) {
   EXPECT_EQ(added_products(model, normal_values({2, 3, 6}, 1)), 2);
 }
 
-TEST(LinearProducts, OfNoneAreNone) {
-  EXPECT_TRUE(linear_products(normal_values({5, 6}, 1), {}).empty());
-}
-
 TEST(LinearProducts, MayHaveFrozenWeights) {
   Model model;
   model.k->weight->requires_grad_(false);
@@ -196,13 +192,6 @@ TEST(LinearProducts, MayHaveFrozenWeights) {
   model.q->weight->requires_grad_(false);
   model.v->weight->requires_grad_(false);
   expect_that_of_calls(model, normal_values({5, 6}, 1));
-}
-
-TEST(LinearProducts, MayHaveAnInputWithoutGradient) {
-  Model model;
-  const at::Tensor x = normal_values({5, 6}, 1);
-  model(x).sum().backward();
-  EXPECT_CLOSE(model.q->weight->grad(), x.sum(0).expand({9, 6}));
 }
 
 TEST(LinearProducts, MayBeUsedInPart) {
@@ -463,15 +452,6 @@ TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
   EXPECT_EQ(AddedTerms::products(), 2);
   const at::Tensor sum = term(weight, 2) + term(weight, 3) + term(weight, 4) + term(weight, 5);
   EXPECT_CLOSE(weight.grad(), sum + 2 * weight.detach(), 1e-5, 1e-5);
-}
-
-TEST(AddedGradient, ServesSeveralBackwards) {
-  const at::Tensor weight = leaf();
-  const at::Tensor loss = loss_of(weight, 2);
-  for (const bool again : {true, true, false}) {
-    loss.backward({}, again);
-  }
-  EXPECT_CLOSE(weight.grad(), 3 * term(weight, 2), 1e-5, 1e-5);
 }
 
 // A hook of the program sees the term, and not the sum.

@@ -200,14 +200,6 @@ TEST(Slot, TiedParametersAreOne) {
   EXPECT_EQ(a->slot("weight")->owners().size(), 2U);
 }
 
-TEST(Slot, TyingTwiceIsTyingOnce) {
-  Linear a(4, 4, {.bias = false});
-  Linear b(4, 4, {.bias = false});
-  b.tie_slot("weight", a.slot("weight"));
-  b.tie_slot("weight", a.slot("weight"));
-  EXPECT_EQ(a.slot("weight")->owners().size(), 2U);
-}
-
 TEST(Slot, OutlivesItsModule) {
   SlotPtr slot;
   {
@@ -393,13 +385,6 @@ TEST(Module, NamesABufferOfAnotherTypeInAnErrorOfLibtorch) {
   }
 }
 
-TEST(Linear, IsLibtorchsLinear) {
-  Linear module(5, 3);
-  init_weights(module, 1);
-  const at::Tensor x = at::randn({2, 4, 5});
-  EXPECT_CLOSE(module(x), at::linear(x, *module.weight, *module.bias));
-}
-
 TEST(Linear, StartsWithinItsBound) {
   Linear module(100, 50);
   init_weights(module, 1);
@@ -461,15 +446,6 @@ TEST(Dropout, ReplaysACall) {
   EXPECT_EQUAL(module(x), first);
 }
 
-TEST(Dropout, TwoModulesDrawIndependently) {
-  auto a = std::make_shared<Dropout>(0.5);
-  auto b = std::make_shared<Dropout>(0.5);
-  Sequential both(a, b);
-  init_weights(both, 1);
-  const at::Tensor x = at::ones({1000});
-  EXPECT_FALSE((*a)(x).equal((*b)(x)));
-}
-
 TEST(Dropout, TwoUninitialisedModulesDrawIndependently) {
   struct Both : Module<Both> {
     std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
@@ -510,13 +486,6 @@ TEST(Dropout, TakesItsNameInTheWholeModelAfterAPartWasAskedForNames) {
   EXPECT_TRUE(asked[0].equal(fresh[0]) && asked[1].equal(fresh[1]));
 }
 
-TEST(Dropout, DoesNothingInEvaluation) {
-  Dropout module(0.5);
-  module.eval();
-  const at::Tensor x = at::ones({10});
-  EXPECT_TRUE(module(x).is_same(x));
-}
-
 TEST(Dropout, Refusals) {
   {
     class Makes : public Module<Makes> {
@@ -546,16 +515,6 @@ TEST(ModuleList, GivesItsModulesByType) {
   EXPECT_EQ(list.at<Linear>(0), module);
   EXPECT_ERROR(list.at<Embedding>(0), "not of the type asked for");
   EXPECT_ERROR(list.at<Linear>(1), "module 1 of a ModuleList of 1");
-}
-
-TEST(LayersOfEachKind, TrainsAllItsParameters) {
-  testing::LayersOfEachKind model;
-  init_weights(model, 1);
-  model(at::tensor({0, 3, 6}, at::kLong)).square().sum().backward();
-  for (const auto& [name, slot] : model.named_slots()) {
-    ASSERT_TRUE(slot->get().grad().defined()) << name;
-    EXPECT_GT(slot->get().grad().abs().sum().item<double>(), 0.0) << name;
-  }
 }
 
 std::shared_ptr<testing::LayersOfEachKind> initialized() {

@@ -172,14 +172,6 @@ TEST(AdamW, Refusals) {
   EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{slot_of(at::ones({2}))}, {.lr = -1.0}), "lr -1");
 }
 
-TEST(AdamW, ZeroGradDropsGradients) {
-  const nn::SlotPtr slot = slot_of(at::ones({2}));
-  set_grad(slot, at::ones({2}));
-  AdamW optimizer({slot}, kOptions);
-  optimizer.zero_grad();
-  EXPECT_FALSE(slot->get().grad().defined());
-}
-
 TEST(AdamW, UpdatesParametersOfSeveralTypes) {
   const nn::SlotPtr wide = slot_of(at::ones({2}, at::kDouble));
   const nn::SlotPtr narrow = slot_of(at::ones({2}, at::kBFloat16));

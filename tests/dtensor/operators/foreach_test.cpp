@@ -138,7 +138,7 @@ TEST_ON_MESH(Foreach, IsOneCallWhereNoPositionWritesWhatAnotherOneUses, {2}, {"x
   EXPECT_EQ(redistributions_of_roots({x, x}), 2);
 }
 
-TEST_ON_MESH(Foreach, Refusals, {3}, {"x"}) {
+TEST_ON_MESH(Foreach, AWriteToWhatBackwardNeedsIsAnError, {3}, {"x"}) {
   const auto x = distribute_tensor(values({5}), mesh, {Shard{0}}).tensor().detach();
   const auto y = x.requires_grad_().exp();
   {
