@@ -1,6 +1,5 @@
 // Operators on distributed tensors against the same operators on plain ones.
 
-#include <limits>
 #include <random>
 
 #include "operator_case.h"
@@ -304,8 +303,6 @@ using Tensors = std::vector<at::Tensor>;
 at::Tensor targets(const at::Tensor& logits) {
   return beside(logits, at::tensor({1, 0, -100, 3, 2, -100, 4}, at::kLong));
 }
-
-const double kInfinity = std::numeric_limits<double>::infinity();
 
 OperatorCases cases() {
   OperatorCases c;

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -20,7 +21,9 @@
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
 
-namespace tessera::own_operators {
+namespace tessera {
+namespace {
+namespace own_operators {
 
 /// The operator own_gradients::`name`.
 template <class Signature, class... Arguments>
@@ -30,13 +33,14 @@ auto call(const char* name, Arguments&&... arguments) {
       .typed<Signature>()
       .call(std::forward<Arguments>(arguments)...);
 }
-at::Tensor call_binary(const char* name, const at::Tensor& x, const at::Tensor& w);
-at::Tensor call_unary(const char* name, const at::Tensor& x);
 
-/// An autograd function without an operator.
-at::Tensor cube_by_hand(const at::Tensor& x);
+at::Tensor call_binary(const char* name, const at::Tensor& x, const at::Tensor& w) {
+  return call<at::Tensor(const at::Tensor&, const at::Tensor&)>(name, x, w);
+}
 
-namespace {
+at::Tensor call_unary(const char* name, const at::Tensor& x) {
+  return call<at::Tensor(const at::Tensor&)>(name, x);
+}
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -65,6 +69,10 @@ at::Tensor& halve_in_place(at::Tensor& x) {
   return x.div_(2);
 }
 
+at::Tensor column_maximum(const at::Tensor& x) {
+  return x.amax(0);
+}
+
 at::Tensor first_half(const at::Tensor& x) {
   return x.narrow(0, 0, x.size(0) / 2);
 }
@@ -85,6 +93,7 @@ std::vector<at::Tensor> cubes(at::TensorList tensors) {
 
 /// Its gradient is written out. As an autograd kernel, and called as it is.
 struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
+  static at::Tensor call(const at::Tensor& x, const at::Tensor& w) { return apply(x, w); }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
     context->save_for_backward({x, w});
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -97,11 +106,8 @@ struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   }
 };
 
-at::Tensor sin_of_product_with_autograd(const at::Tensor& x, const at::Tensor& w) {
-  return SinOfProduct::apply(x, w);
-}
-
 struct SquareInMemory : torch::autograd::Function<SquareInMemory> {
+  static at::Tensor call(const at::Tensor& x) { return apply(x); }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -111,10 +117,6 @@ struct SquareInMemory : torch::autograd::Function<SquareInMemory> {
     return {2 * gradients[0] * context->get_saved_variables()[0]};
   }
 };
-
-at::Tensor square_in_memory_with_autograd(const at::Tensor& x) {
-  return SquareInMemory::apply(x);
-}
 
 /// A Function without an operator: its forward is libtorch's operators.
 struct CubeByHand : torch::autograd::Function<CubeByHand> {
@@ -175,65 +177,36 @@ void register_rules() {
 }
 
 TORCH_LIBRARY(own_gradients, library) {
-  const auto on_cpu = [](auto* kernel) { return torch::dispatch(c10::DispatchKey::CPU, kernel); };
-  const auto composite = [](auto* kernel) {
-    return torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, kernel);
+  const auto define = [&](const char* schema, auto* kernel,
+                          c10::DispatchKey key = c10::DispatchKey::CPU) {
+    library.def(schema);
+    library.impl(std::string(schema, std::strchr(schema, '(')).c_str(),
+                 torch::dispatch(key, kernel));
   };
-  const auto autograd = [](auto* kernel) {
-    return torch::dispatch(c10::DispatchKey::Autograd, kernel);
-  };
+  const auto composite = c10::DispatchKey::CompositeExplicitAutograd;
   library.def("implicit(Tensor x, Tensor w) -> Tensor", &sin_of_product);
-  library.def("explicit(Tensor x, Tensor w) -> Tensor");
-  library.impl("explicit", composite(&sin_of_product));
-  library.def("explicit_with_autograd(Tensor x, Tensor w) -> Tensor");
-  library.impl("explicit_with_autograd", composite(&sin_of_product));
-  library.impl("explicit_with_autograd", autograd(&sin_of_product_with_autograd));
-  library.def("kernel(Tensor x, Tensor w) -> Tensor");
-  library.impl("kernel", on_cpu(&sin_of_product));
-  library.def("kernel_without_rule(Tensor x, Tensor w) -> Tensor");
-  library.impl("kernel_without_rule", on_cpu(&sin_of_product));
-  library.def("product(Tensor a, Tensor b) -> Tensor");
-  library.impl("product", on_cpu(&product_of_matrices));
-  library.def("memory(Tensor x) -> Tensor");
-  library.impl("memory", on_cpu(&square_in_memory));
-  library.def("memory_with_autograd(Tensor x) -> Tensor");
-  library.impl("memory_with_autograd", on_cpu(&square_in_memory));
-  library.impl("memory_with_autograd", autograd(&square_in_memory_with_autograd));
-  library.def("exp_and_sign(Tensor x, Tensor? scale) -> (Tensor, Tensor)");
-  library.impl("exp_and_sign", on_cpu(&exp_and_sign));
-  library.def("cubes(Tensor[] tensors) -> Tensor[]");
-  library.impl("cubes", on_cpu(&cubes));
-  library.def("halve_(Tensor(a!) x) -> Tensor(a!)");
-  library.impl("halve_", on_cpu(&halve_in_place));
-  library.def("first_half(Tensor(a) x) -> Tensor(a)");
-  library.impl("first_half", on_cpu(&first_half));
-  library.def("column_maximum(Tensor x) -> Tensor");
-  library.impl("column_maximum", torch::dispatch(c10::DispatchKey::CPU,
-                                                 [](const at::Tensor& x) { return x.amax(0); }));
+  define("explicit(Tensor x, Tensor w) -> Tensor", &sin_of_product, composite);
+  define("explicit_with_autograd(Tensor x, Tensor w) -> Tensor", &sin_of_product, composite);
+  define("kernel(Tensor x, Tensor w) -> Tensor", &sin_of_product);
+  define("kernel_without_rule(Tensor x, Tensor w) -> Tensor", &sin_of_product);
+  define("product(Tensor a, Tensor b) -> Tensor", &product_of_matrices);
+  define("memory(Tensor x) -> Tensor", &square_in_memory);
+  define("memory_with_autograd(Tensor x) -> Tensor", &square_in_memory);
+  define("exp_and_sign(Tensor x, Tensor? scale) -> (Tensor, Tensor)", &exp_and_sign);
+  define("cubes(Tensor[] tensors) -> Tensor[]", &cubes);
+  define("halve_(Tensor(a!) x) -> Tensor(a!)", &halve_in_place);
+  define("first_half(Tensor(a) x) -> Tensor(a)", &first_half);
+  define("column_maximum(Tensor x) -> Tensor", &column_maximum);
+  library.impl("explicit_with_autograd",
+               torch::dispatch(c10::DispatchKey::Autograd, &SinOfProduct::call));
+  library.impl("memory_with_autograd",
+               torch::dispatch(c10::DispatchKey::Autograd, &SquareInMemory::call));
   register_rules();
 }
 
-}  // namespace
-
-at::Tensor call_binary(const char* name, const at::Tensor& x, const at::Tensor& w) {
-  return call<at::Tensor(const at::Tensor&, const at::Tensor&)>(name, x, w);
-}
-
-at::Tensor call_unary(const char* name, const at::Tensor& x) {
-  return call<at::Tensor(const at::Tensor&)>(name, x);
-}
-
-at::Tensor cube_by_hand(const at::Tensor& x) {
-  return CubeByHand::apply(x);
-}
-
-}  // namespace tessera::own_operators
-
-namespace tessera {
+}  // namespace own_operators
 
 // A user's own operators on distributed tensors: with a rule of theirs, and without one.
-
-namespace {
 
 at::Tensor halve(const at::Tensor& x) {
   return x / 2;
@@ -256,42 +229,32 @@ void add_into(const at::Tensor& from, at::Tensor& into) {
 }
 
 TORCH_LIBRARY(tessera_test, library) {
-  library.def("halve(Tensor x) -> Tensor");
-  library.def("halve_(Tensor(a!) x) -> Tensor(a!)");
-  library.def("plus_one(Tensor x) -> Tensor");
-  library.def("halve_unruled(Tensor x) -> Tensor");
-  library.def("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor");
-  library.def("add_into(Tensor from, Tensor(a!) into) -> ()");
-  library.def("conflicting(Tensor x) -> Tensor");
+  const auto define = [&](const char* schema, auto* kernel) {
+    library.def(schema);
+    library.impl(std::string(schema, std::strchr(schema, '(')).c_str(),
+                 torch::dispatch(c10::DispatchKey::CPU, kernel));
+  };
+  define("halve(Tensor x) -> Tensor", &halve);
+  define("halve_(Tensor(a!) x) -> Tensor(a!)", &halve_);
+  define("plus_one(Tensor x) -> Tensor", &plus_one);
+  define("halve_unruled(Tensor x) -> Tensor", &halve);
+  define("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor", &scaled_product);
+  define("add_into(Tensor from, Tensor(a!) into) -> ()", &add_into);
+  define("conflicting(Tensor x) -> Tensor", &halve);
   library.def("composite(Tensor x) -> Tensor", &halve);
   library.def("never_called(Tensor x) -> Tensor");
-  library.impl("halve", torch::dispatch(c10::DispatchKey::CPU, &halve));
-  library.impl("halve_", torch::dispatch(c10::DispatchKey::CPU, &halve_));
-  library.impl("plus_one", torch::dispatch(c10::DispatchKey::CPU, &plus_one));
-  library.impl("halve_unruled", torch::dispatch(c10::DispatchKey::CPU, &halve));
-  library.impl("scaled_product", torch::dispatch(c10::DispatchKey::CPU, &scaled_product));
-  library.impl("add_into", torch::dispatch(c10::DispatchKey::CPU, &add_into));
-  library.impl("conflicting", torch::dispatch(c10::DispatchKey::CPU, &halve));
 }
 
-/// One factor for each dimension, in the input and the output alike.
+/// One factor for each dimension, in the input and the output alike; linear.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
-  ShardingRule rule;
-  ShardingRule::TensorFactors dims;
-  for (auto size : call.tensor(0).sizes) {
-    dims.push_back({static_cast<int>(rule.factors.size())});
-    rule.factors.push_back({.size = size});
-  }
-  rule.inputs = {dims};
-  rule.outputs = {dims};
-  rule.linear = {{{0}, ReduceOp::kSum}};
+  auto rule = own_operators::elementwise(call, 1);
+  rule->linear = {{{0}, ReduceOp::kSum}};
   return rule;
 }
 
 /// The rule of add_into. The output is the tensor written to: nothing is returned.
 std::optional<ShardingRule> adding(const OpCall& call) {
-  auto rule = elementwise(call);
-  rule->inputs.push_back(rule->inputs.front());
+  auto rule = own_operators::elementwise(call, 1);
   rule->linear = {{{0, 1}, ReduceOp::kSum}};
   rule->inplace = {{.input = 1, .output = 0}};
   return rule;
@@ -382,14 +345,11 @@ TEST_ON_MESH(UserOperator, WithoutARuleIsGathered, {2}, {"x"}) {
   EXPECT_EQUAL(y, at::arange(5, at::kFloat) / 2);
 }
 
-TEST(UserOperator, TakesNoRuleAfterItsFirstUse) {
+TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
   RunOnMesh({1}, {"x"}, [](const DeviceMesh& mesh) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
   EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
-}
-
-TEST(UserOperator, TakesOneRule) {
   static const bool registered = [] {  // once, also where the test is repeated
     register_rule("tessera_test::never_called", &elementwise);
     return true;
@@ -412,7 +372,7 @@ void call_with_rule_of(const std::string& name) {
   std::exit(0);
 }
 
-TEST(UserOperatorDeathTest, MakesTheFirstCallsFailIfItDoesNotExist) {
+TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(call_with_rule_of("tessera_test::halv"), ::testing::ExitedWithCode(0),
               "register_rule of tessera_test::halv, but there is no such operator "
@@ -422,10 +382,6 @@ TEST(UserOperatorDeathTest, MakesTheFirstCallsFailIfItDoesNotExist) {
               "its overloads are .*aten::add.Tensor");
   EXPECT_EXIT(call_with_rule_of("nobodys::own"), ::testing::ExitedWithCode(0),
               "no such operator: correct the name");
-}
-
-TEST(UserOperatorDeathTest, TakesNoRuleIfItIsComposite) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(call_with_rule_of("tessera_test::composite"), ::testing::ExitedWithCode(0),
               "register_rule of tessera_test::composite, which is made of other operators");
 }
@@ -439,22 +395,17 @@ TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-TEST(CheckRule, PassesOneThatIsRight) {
+TEST(CheckRule, TellsARightRuleFromAWrongOne) {
   const at::Tensor x = testing::values({5, 3});
   // Replicated, both dimensions, and at least a pending sum.
   EXPECT_GE(check_rule("tessera_test::halve", {x}), 4);
   EXPECT_GE(check_rule("tessera_test::halve_", {x}, {.ranks = 2}), 3);
   EXPECT_GE(check_rule("tessera_test::scaled_product", {x, testing::values({3, 4}), 0.5}), 5);
   EXPECT_GE(check_rule("tessera_test::add_into", {x, testing::values({5, 3}, 1)}), 4);
-}
-
-TEST(CheckRule, NamesThePlacementsOfOneThatIsWrong) {
+  // A wrong one, and calls that cannot be compared.
   EXPECT_ERROR(check_rule("tessera_test::plus_one", {testing::values({5, 3})}),
                "check_rule: tessera_test::plus_one of [Partial(sum)]: result 0, as [Partial(sum)], "
                "has other values than of plain tensors");
-}
-
-TEST(CheckRule, RefusesWhatCannotBeCompared) {
   EXPECT_ERROR(check_rule("tessera_test::halve", {}), "takes 1 arguments, 0 were given");
   EXPECT_ERROR(check_rule("aten::bernoulli_.float", {testing::values({3}), 0.5, c10::IValue()}),
                "draws random numbers");
@@ -489,14 +440,10 @@ Outcome differentiate(const Function& function, std::vector<at::Tensor> inputs) 
   return outcome;
 }
 
-at::Tensor whole(const at::Tensor& tensor) {
-  return tensor.defined() ? DistributedTensor(tensor).full_tensor().detach() : tensor;
-}
-
-void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
-  ASSERT_EQ(found.defined(), expected.defined()) << what;
+void expect_same(const at::Tensor& found, const at::Tensor& expected) {
+  ASSERT_EQ(found.defined(), expected.defined());
   if (expected.defined()) {
-    EXPECT_TRUE(at::allclose(found, expected.detach())) << what << "\n" << found << expected;
+    EXPECT_CLOSE(found, expected.detach());
   }
 }
 
@@ -513,13 +460,18 @@ void expect_gradients_of_one_rank(const Function& function, const std::vector<at
         what += to_string(row[i]) + " ";
       }
       const Outcome found = differentiate(function, distributed);
-      expect_same(whole(found.result), expected.result, what);
+      SCOPED_TRACE(what);
+      expect_same(found.result, expected.result);
       for (std::size_t i = 0; i < inputs.size(); ++i) {
-        expect_same(whole(found.gradients[i]), expected.gradients[i],
-                    what + "gradient " + std::to_string(i));
+        SCOPED_TRACE("gradient " + std::to_string(i));
+        expect_same(found.gradients[i], expected.gradients[i]);
       }
     }
   });
+}
+
+at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh, const Placement& placement) {
+  return distribute_tensor(value, mesh, {placement}).tensor().detach().requires_grad_();
 }
 
 const Placement kAll = Replicate{}, kRows = Shard{0}, kColumns = Shard{1}, kSum = Partial{};
@@ -557,7 +509,9 @@ TEST(OwnOperatorGradients, AreSummedWhereTheResultIs) {
 
 TEST(OwnOperatorGradients, WorkForAFunctionWithoutAnOperator) {
   expect_gradients_of_one_rank(
-      [](const std::vector<at::Tensor>& inputs) { return own_operators::cube_by_hand(inputs[0]); },
+      [](const std::vector<at::Tensor>& inputs) {
+        return own_operators::CubeByHand::apply(inputs[0]);
+      },
       {values({5, 3})}, {{{kRows, kColumns}}, {{kSum, kAll}}});
 }
 
@@ -606,10 +560,7 @@ TEST(OwnOperatorGradients, HaveGradients) {
 }
 
 TEST_ON_MESH(OwnOperatorGradients, SendWhatTheRuleImplies, {2}, {"dp"}) {
-  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-  at::Tensor w = distribute_tensor(values({3}), mesh, {Replicate{}});
-  x = x.detach().requires_grad_();
-  w = w.detach().requires_grad_();
+  const auto x = leaf(values({6, 3}), mesh, Shard{0}), w = leaf(values({3}), mesh, Replicate{});
   const StrictScope strict;
   const CommunicationScope communication(mesh);
   const at::Tensor result = call_binary("kernel", x, w);
@@ -634,8 +585,7 @@ TEST_ON_MESH(OwnOperatorGradients, ReachAPlainTensorOfOneElement, {2}, {"dp"}) {
 }
 
 TEST_ON_MESH(OwnOperatorGradients, AreNotWantedWithoutGradMode, {2}, {"dp"}) {
-  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-  x = x.detach().requires_grad_();
+  const auto x = leaf(values({6, 3}), mesh, Shard{0});
   const at::NoGradGuard no_grad;
   EXPECT_FALSE(call_unary("memory", x).requires_grad());
   at::Tensor copy = x.clone();
@@ -643,8 +593,7 @@ TEST_ON_MESH(OwnOperatorGradients, AreNotWantedWithoutGradMode, {2}, {"dp"}) {
 }
 
 TEST_ON_MESH(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded, {2}, {"dp"}) {
-  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-  x = x.detach().requires_grad_();
+  const auto x = leaf(values({6, 3}), mesh, Shard{0});
   at::Tensor copy = x.clone();
   EXPECT_ERROR(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy),
                "own_gradients::halve_", "writes to an argument", "DispatchKey::Autograd",
@@ -657,8 +606,7 @@ TEST_ON_MESH(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded, {2}, {"d
 
 // A mode may give results back later, which then would belong to an older graph.
 TEST_ON_MESH(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt, {2}, {"dp"}) {
-  at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-  x = x.detach().requires_grad_();
+  const auto x = leaf(values({6, 3}), mesh, Shard{0});
   ListingMode mode;
   {
     const OperatorModeScope scope(mode);
