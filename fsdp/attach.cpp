@@ -64,27 +64,27 @@ struct RequestedParameter {
 
 /// The parameters of units among the call's outputs that have been unsharded.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
-  std::vector<RequestedParameter> asked;
+  std::vector<RequestedParameter> requested;
   for (const Edge& output : call.outputs) {
     const auto* node = dynamic_cast<const ShardGradient*>(output.function.get());
     const std::shared_ptr<Unit> unit = node != nullptr ? node->unit() : nullptr;
     auto* parameter = unit != nullptr ? ShardGradient::parameter(*unit, node->variable) : nullptr;
     if (parameter != nullptr && parameter->unsharded().defined()) {
-      asked.push_back({unit, parameter});
+      requested.push_back({unit, parameter});
     }
   }
-  return asked;
+  return requested;
 }
 
 Edge leaf_edge(const ShardedParameter& parameter) {
   return {tessera::detail::leaf_node(parameter.unsharded()), 0};
 }
 
-/// Whether the graph of `call` leads to the unsharded tensor of one of the `asked` parameters.
+/// Whether the graph of `call` leads to the unsharded tensor of one of the `requested` parameters.
 /// False if it leads only to shards, as the graph of a penalty computed on shards does.
-bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
+bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   std::unordered_set<const Node*> leaves;
-  for (const RequestedParameter& each : asked) {
+  for (const RequestedParameter& each : requested) {
     if (each.parameter->unsharded().requires_grad()) {
       leaves.insert(leaf_edge(*each.parameter).function.get());
     }
@@ -109,9 +109,9 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& as
 }
 
 /// All units of all models that the requested parameters belong to, each unit once.
-std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& asked) {
+std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& requested) {
   std::vector<std::shared_ptr<Unit>> units;
-  for (const RequestedParameter& each : asked) {
+  for (const RequestedParameter& each : requested) {
     if (std::ranges::find(units, each.unit) == units.end()) {
       std::ranges::copy(each.unit->units_of_iteration(), std::back_inserter(units));
     }
@@ -123,10 +123,10 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
 class RequestScope {
  public:
   RequestScope(std::vector<std::shared_ptr<Unit>> units,
-               const std::vector<RequestedParameter>& asked, Request request)
+               const std::vector<RequestedParameter>& requested, Request request)
       : units_(std::move(units)) {
     set_all(Request::kLeaveOut);
-    for (const RequestedParameter& each : asked) {
+    for (const RequestedParameter& each : requested) {
       each.parameter->set_request(request);
     }
   }
@@ -174,10 +174,10 @@ class EmptyGradients {
   std::map<tessera::detail::LeafNode*, at::Tensor> before_;
 };
 
-void check_returnable(const BackwardCall& call, const std::vector<RequestedParameter>& asked,
+void check_returnable(const BackwardCall& call, const std::vector<RequestedParameter>& requested,
                       const std::vector<std::shared_ptr<Unit>>& units) {
   const std::string first =
-      "autograd::grad of " + describe(*asked.front().parameter->slot()) + " of an FSDP unit";
+      "autograd::grad of " + describe(*requested.front().parameter->slot()) + " of an FSDP unit";
   TESSERA_CHECK(!call.create_graph, first,
                 " was asked for with create_graph, but its gradient is a sum over ranks, which has "
                 "no graph; leave create_graph out, or differentiate twice on one rank");
@@ -195,10 +195,10 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
 
 /// Returns `call` changed to accumulate into `.grad`, for its own leaves and for the unsharded
 /// tensors that stand in for requested shards.
-BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
+BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;
-  for (const RequestedParameter& each : asked) {
+  for (const RequestedParameter& each : requested) {
     // An unsharded tensor that was gathered but not used in a forward yet is in no graph and is no
     // leaf.
     if (each.parameter->unsharded().requires_grad()) {
@@ -209,24 +209,24 @@ BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParamet
 }
 
 variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBackward& run) {
-  const std::vector<RequestedParameter> asked = requested_by(call);
-  if (asked.empty() || !reaches(call, asked)) {
+  const std::vector<RequestedParameter> requested = requested_by(call);
+  if (requested.empty() || !reaches(call, requested)) {
     return run(call);
   }
-  const std::vector<std::shared_ptr<Unit>> units = units_around(asked);
+  const std::vector<std::shared_ptr<Unit>> units = units_around(requested);
   if (call.accumulate) {
-    const RequestScope scope(units, asked, Request::kAdd);
-    return run(adding(call, asked));
+    const RequestScope scope(units, requested, Request::kAdd);
+    return run(adding(call, requested));
   }
-  check_returnable(call, asked, units);
+  check_returnable(call, requested, units);
   // Reductions that an earlier backward left in progress add to the current `.grad`, so they finish
   // first.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
-  const RequestScope scope(units, asked, Request::kReturn);
+  const RequestScope scope(units, requested, Request::kReturn);
   const EmptyGradients empty(call.outputs);
-  run(adding(call, asked));
+  run(adding(call, requested));
   variable_list gradients;
   for (const Edge& output : call.outputs) {
     const auto* leaf = as_leaf(output);
@@ -292,17 +292,17 @@ nn::ModuleWalk outside_of_units() {
   }};
 }
 
-std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked) {
+std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller) {
   std::shared_ptr<Unit> unit = module.attached<Unit>();
-  TESSERA_CHECK(unit != nullptr, asked, ": this ", module.name(),
+  TESSERA_CHECK(unit != nullptr, caller, ": this ", module.name(),
                 " is not a unit; apply fully_shard to it first");
   return unit;
 }
 
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
-                                            const char* asked) {
+                                            const char* caller) {
   std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse);
-  TESSERA_CHECK(!units.empty(), asked, ": this ", module.name(), recurse ? " holds" : " is",
+  TESSERA_CHECK(!units.empty(), caller, ": this ", module.name(), recurse ? " holds" : " is",
                 " no unit; apply fully_shard first");
   return units;
 }

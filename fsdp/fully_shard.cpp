@@ -64,21 +64,21 @@ void warn_of_lost_write(const Unit& unit) noexcept {
 
 /// Sets a field in the settings of the module's unit and, with `recurse`, of the units below it.
 template <class T>
-void set_each(nn::ModuleBase& module, bool recurse, const char* asked, T Settings::*field,
+void set_each(nn::ModuleBase& module, bool recurse, const char* caller, T Settings::*field,
               const std::type_identity_t<T>& value) {
-  for (const std::shared_ptr<Unit>& unit : units_of(module, recurse, asked)) {
+  for (const std::shared_ptr<Unit>& unit : units_of(module, recurse, caller)) {
     unit->settings().*field = value;
   }
 }
 
 std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
-                                              const char* asked) {
+                                              const char* caller) {
   // The units are stored as weak pointers, because units that prefetch each other would form a
   // reference cycle.
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::ModuleBase* module : modules) {
-    TESSERA_CHECK(module != nullptr, asked, " was given a null module");
-    units.push_back(unit_of(*module, asked));
+    TESSERA_CHECK(module != nullptr, caller, " was given a null module");
+    units.push_back(unit_of(*module, caller));
   }
   return units;
 }

@@ -426,17 +426,17 @@ class Unit : public std::enable_shared_from_this<Unit> {
 /// Makes a unit of modules that are not units yet, and attaches it to them. Not collective.
 void make_unit(const UnitSpec& spec);
 
-/// The unit of `module`. Throws Error if there is none; `asked` is the called function's name for
+/// The unit of `module`. Throws Error if there is none; `caller` is the called function's name for
 /// the message.
-std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked);
+std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 
 /// The units of `module` and, with `recurse`, of the modules below it, each once, in the order of
 /// registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// Like the other overload, but throws Error if there is no unit; `asked` is the called function's
+/// Like the other overload, but throws Error if there is no unit; `caller` is the called function's
 /// name for the message.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
-                                            const char* asked);
+                                            const char* caller);
 
 /// The options of a module walk that visits only modules in no unit yet.
 nn::ModuleWalk outside_of_units();

@@ -280,7 +280,7 @@ const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
 namespace {
 
 /// The module that an nn::Hooked adopts; any other module itself.
-const torch::nn::Module& held_or_own(const torch::nn::Module& module) {
+const torch::nn::Module& adopted_or_own(const torch::nn::Module& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
   return holder == nullptr ? module : holder->adopted_module();
 }
@@ -301,7 +301,7 @@ bool is_batch_norm(const torch::nn::Module& module) {
 }
 
 bool takes_batch_statistics(const torch::nn::Module& module) {
-  const torch::nn::Module& own = held_or_own(module);
+  const torch::nn::Module& own = adopted_or_own(module);
   return is_batch_norm<torch::nn::BatchNorm1d>(own) || is_batch_norm<torch::nn::BatchNorm2d>(own) ||
          is_batch_norm<torch::nn::BatchNorm3d>(own);
 }
@@ -311,8 +311,8 @@ bool takes_batch_statistics(const torch::nn::Module& module) {
 void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
   for (const auto& [name, slot] : parameters) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(!makes_sparse_gradients(held_or_own(*owner.module)), "fully_shard: parameter '",
-                    name, "' of a ", owner.module->name(),
+      TESSERA_CHECK(!makes_sparse_gradients(adopted_or_own(*owner.module)),
+                    "fully_shard: parameter '", name, "' of a ", owner.module->name(),
                     " gets sparse gradients, which cannot be reduced over ranks; make the module "
                     "without sparse(true), or name the parameter in Options::ignored");
     }

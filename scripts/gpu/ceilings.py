@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What this GPU can do at best, by PyTorch: copies, matrix products, attention. A JSON object a line."""
+"""Measures the highest speeds that PyTorch reaches on this GPU: copies, matrix products, attention. Prints one JSON
+object per line."""
 import argparse
 import json
 
@@ -9,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def seconds_of(call, repetitions):
-    """The quickest of some repetitions, by the device's own clock."""
+    """The shortest time of several repetitions, by the device's own clock."""
     call()
     times = []
     for _ in range(repetitions):

@@ -67,7 +67,7 @@ namespace {
 
 /// Limits the memory if the ranks never compare their calls. An iteration of FSDP makes far fewer
 /// calls.
-constexpr std::size_t kKeptCalls = 4096;
+constexpr std::size_t kStoredCalls = 4096;
 
 using Calls = std::vector<std::string>;
 
@@ -96,7 +96,7 @@ const std::string& call_at(const Calls& calls, std::size_t position) {
 /// The first position at which the stored calls of two ranks differ, or the number of calls that
 /// all ranks have stored.
 std::size_t first_difference_of(const std::vector<Calls>& calls) {
-  std::size_t first = kKeptCalls;
+  std::size_t first = kStoredCalls;
   for (const Calls& others : calls) {
     const auto [a, b] = std::ranges::mismatch(calls.front(), others);
     if (a != calls.front().end() || b != others.end()) {
@@ -116,7 +116,7 @@ void CallHistory::add(std::string call) {
   ++count_;
   // The zero byte at the end distinguishes "ab", "c" from "a", "bc".
   hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
-  if (calls_.size() < kKeptCalls) {
+  if (calls_.size() < kStoredCalls) {
     calls_.push_back(call);
   }
   last_ = std::move(call);
@@ -134,8 +134,8 @@ std::string first_difference(const CallHistory& history, Communicator& group,
   const std::vector<Calls> calls = gather_calls(group, history.calls());
   const std::size_t position = first_difference_of(calls);
   // The hashes differ but the stored texts do not, so the difference is after the stored texts.
-  if (position == kKeptCalls) {
-    return detail::concat("those after the first ", kKeptCalls);
+  if (position == kStoredCalls) {
+    return detail::concat("those after the first ", kStoredCalls);
   }
   const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
   // Ranks are grouped by call, so that the message names a call once, with all ranks that made it.

@@ -162,9 +162,9 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// Half of a time-out of up to a minute, as the watchdog's limit; nullopt for a longer one. A short
-/// time-out is usually set to find a hang, so the watchdog's report must come before the time-out
-/// ends the job.
+/// Half of a time-out of less than a minute, as the watchdog's limit; nullopt for a longer one. A
+/// short time-out is usually set to find a hang, so the watchdog's report must come before the
+/// time-out ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};
