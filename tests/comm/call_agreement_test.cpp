@@ -117,13 +117,18 @@ TEST_F(CallAgreement, TellsTheCollectivesOfOnePurposeApart) {
                                  HasSubstr("all_gather for unit 'a'"))));
 }
 
-TEST_F(CallAgreement, LeavesOutCallsWithoutAPurpose) {
+TEST_F(CallAgreement, LeavesOutCallsWithoutAPurposeAndIsEachGroupsOwn) {
   RunRanks(2, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
+    Communicator& all = *group_of_all(*rank.world());
+    Communicator& again = *rank.world()->group({0, 1}, "again");
     if (rank.rank() == 1) {
-      gather_nothing(group, "");
+      gather_nothing(all, "");
     }
-    group.agree_on_calls();
+    gather(all, "unit 'a'");
+    again.agree_on_calls();
+    gather(again, "unit 'b'");
+    again.agree_on_calls();
+    all.agree_on_calls();
   });
 }
 
@@ -218,36 +223,17 @@ TEST_F(CallAgreement, EndsSoonAfterARankWasKilled) {
   EXPECT_EQ(processes[2].exit_code, 0) << processes[2].output;
 }
 
-/// Each group of the same ranks agrees by itself, in any order.
-TEST_F(CallAgreement, IsEachGroupsOwn) {
-  RunRanks(2, [](Rank& rank) {
-    Communicator& all = *group_of_all(*rank.world());
-    Communicator& again = *rank.world()->group({0, 1}, "again");
-    gather(all, "unit 'a'");
-    again.agree_on_calls();
-    gather(again, "unit 'b'");
-    again.agree_on_calls();
-    all.agree_on_calls();
-  });
-}
-
-TEST(CallAgreementInSharedMemory, DoesNotWaitForOtherRanks) {
-  RunRanks(2, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    gather(group, "unit 'a'");
-    if (rank.rank() == 1) {
-      group.agree_on_calls("lost");
-    }
-    gather(group, "unit 'b'");
-  });
-}
-
-TEST(CallAgreementOfOneRank, DoesNothing) {
-  RunRanks(1, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    gather(group, "unit 'a'");
-    group.agree_on_calls("lost");
-  });
+TEST(CallAgreementInSharedMemoryOrOnOneRank, DoesNotWaitForOtherRanks) {
+  for (const int ranks : {1, 2}) {
+    RunRanks(ranks, [](Rank& rank) {
+      Communicator& group = *group_of_all(*rank.world());
+      gather(group, "unit 'a'");
+      if (rank.rank() + 1 == rank.size()) {
+        group.agree_on_calls("lost");
+      }
+      gather(group, "unit 'b'");
+    });
+  }
 }
 
 }  // namespace
