@@ -18,7 +18,7 @@ import sys
 
 try:
     import tomllib
-except ImportError:  # Python 3.10
+except ImportError:  # Python 3.10 has no tomllib
     tomllib = None
 
 

@@ -13,11 +13,11 @@ namespace bench {
 
 /// A model configuration with published results.
 struct Shape {
-  std::string_view name;       ///< the value of --shape
-  std::string_view config;     ///< contents of config.json
-  std::int64_t seq = 0;        ///< tokens per sequence
+  std::string_view name;       ///< the shape's name, the value of --shape
+  std::string_view config;     ///< the contents of the shape's config.json
+  std::int64_t seq = 0;        ///< length of a sequence in tokens
   std::int64_t batch = 0;      ///< sequences per step and GPU
-  std::string_view published;  ///< by whom, on which hardware, and how fast
+  std::string_view published;  ///< the published result: by whom, on which hardware, how fast
 };
 
 const std::vector<Shape>& shapes();
@@ -29,11 +29,12 @@ const Shape& shape_of(std::string_view name);
 /// The flags of bench_mfu; see bench_mfu --help.
 struct BenchOptions {
   std::vector<std::string> configs, shapes, ac{"none"}, meshes{"1x1"};
-  std::vector<std::int64_t> batches;  ///< empty: the shapes' batches, 4 for a config
-  std::int64_t seq = 0;               ///< 0: the shapes' lengths, 128 for a config
+  std::vector<std::int64_t> batches;  ///< batches to run; empty: the shapes' batches, 4 for a
+                                      ///< config
+  std::int64_t seq = 0;               ///< sequence length; 0: the shapes' lengths, 128 for a config
   std::int64_t steps = 6, warmup = 2;
   std::string device = "cpu", peak_flops = "measure";
-  std::vector<std::string> flags;  ///< passed to llama_train unchanged
+  std::vector<std::string> flags;  ///< flags passed to llama_train unchanged
   std::string peer;                ///< the script that runs PyTorch's steps; "": none
   std::string out = "bench_mfu";
 };
@@ -74,7 +75,7 @@ struct Figures {
   std::optional<double> peak_flops{};  ///< FLOP/s of one rank
   std::optional<double> mfu{};         ///< torchtitan: 6 (N - N_embedding) + 12 L H Q T per token
   std::optional<double> mfu_causal{};  ///< mfu with causal attention counted half
-  std::optional<double> hfu{};         ///< all products that are computed, including recomputation
+  std::optional<double> hfu{};         ///< FLOPs of all computed products, including recomputation
   std::optional<std::int64_t> active_bytes{};  ///< rank 0's peak memory in a step
   std::int64_t reserved_bytes = 0;
 };

@@ -19,7 +19,7 @@ BYTES = 256  # the vocabulary of a text without a tokenizer
 NAMES = {"title": str, "program": str, "seeds": list, "perturbed": int, "separate": list, "flags": dict,
          "run": list, "axis": list}
 SAME, DIFFERENT = "same", "different"
-TYPES = ("fp32", "fp16", "bf16")  # in decreasing order of mantissa bits
+TYPES = ("fp32", "fp16", "bf16")  # types in decreasing order of mantissa bits
 
 
 class BadFile(Exception):

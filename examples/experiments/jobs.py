@@ -32,7 +32,7 @@ class Job:
 
 @dataclasses.dataclass
 class Outcome:
-    steps: list = dataclasses.field(default_factory=list)  # the records of the metrics file
+    steps: list = dataclasses.field(default_factory=list)  # the metrics records of the run's steps
     error: str = ""
     kept: bool = False
     seconds: float = 0

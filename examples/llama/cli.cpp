@@ -205,7 +205,7 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
                   "standard output can't be written: is the disk full, or its reader gone?");
     return status;
   } catch (const CLI::Success&) {
-    return 0;  // --help was printed
+    return 0;  // CLI11 throws Success after it has printed --help
   } catch (const std::exception& error) {
     tessera::end_program(name, error.what());
   }

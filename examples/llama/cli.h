@@ -55,7 +55,7 @@ CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const
 CLI::Validator number_between(double least, double most);
 CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
-/// Above 0, up to and including `most`.
+/// Checks that a number is above 0 and at most `most`.
 CLI::Validator number_above_0_to(double most);
 
 /// For an option that names a model or a part of one: converts a name on Hugging Face's hub to its
@@ -77,7 +77,7 @@ struct ResolvedFlag {
   std::string name;                   ///< the flag's name without dashes
   std::string section;                ///< the flag's group, its section in a configuration file
   std::vector<std::string> values{};  ///< the flag's values; empty: not given, and no default
-  std::string note{};                 ///< why a configuration file omits the flag; "": it does not
+  std::string note{};  ///< reason to omit the flag from a configuration file; "": none
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };
 
@@ -104,8 +104,8 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
 /// A file or folder that a program reads or writes.
 struct NamedFile {
-  std::string what;  ///< its name in errors: "--profile", "run.json of --metrics"
-  std::string path;  ///< "": none; an input may be a glob or a model's folder
+  std::string what;  ///< the path's name in errors: "--profile", "run.json of --metrics"
+  std::string path;  ///< the path; "": none; an input may be a glob or a model's folder
   bool is_read = false;
 };
 

@@ -52,7 +52,7 @@ LoadPieceModel load_library() {
 }  // namespace
 
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
-  // If loading throws, the next call tries again.
+  // If loading the library throws, the next call tries again.
   static const LoadPieceModel load = load_library();
   return std::unique_ptr<PieceModel>(load(model, fault));
 }
@@ -63,7 +63,7 @@ TokenizerPtr sentencepiece_tokenizer(const std::string& path) {
 
 namespace {
 
-/// Ten times the largest known model.
+/// Maximum size of a model file: ten times the largest known model.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 
 /// The protobuf field normalizer_spec { add_dummy_prefix: false }. Appended to a model, it is
@@ -72,7 +72,7 @@ constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
-// -1: the model has no such token.
+// A token id of -1 means that the model has no such token.
 std::vector<std::int64_t> present(int id) {
   return id < 0 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{id};
 }

@@ -252,7 +252,7 @@ void check_growth(std::size_t from, std::size_t to) {
 
 namespace {
 
-/// Reads {"String": text} or {"Regex": expression}.
+/// Reads a pattern: {"String": text} or {"Regex": expression}.
 Pattern read_pattern(const JsonField& field) {
   field.only({"String", "Regex"});
   const JsonField literal = field.at("String");

@@ -31,12 +31,12 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-/// Nats per byte, excluding the first byte.
+/// The loss is in nats per byte, excluding the first byte.
 double bigram_entropy(std::string_view text) {
   if (text.size() < 2) {
     return 0;
   }
-  // On the heap: 512 KiB are too much for the stack.
+  // The table is on the heap, because 512 KiB are too much for the stack.
   std::vector<std::array<std::int64_t, 256>> pairs(256);
   for (std::size_t i = 1; i < text.size(); ++i) {
     ++pairs[static_cast<unsigned char>(text[i - 1])][static_cast<unsigned char>(text[i])];

@@ -104,9 +104,9 @@ TiktokenModel tiktoken_model_of(std::size_t ranks) {
   return static_cast<TiktokenModel>(found - kModels.begin());
 }
 
-/// Ten times the file of Llama 4.
+/// Maximum size of a tokenizer file: ten times the file of Llama 4.
 constexpr std::uint64_t kMaxModelFileBytes = 100'000'000;
-/// The longest token of Llama 3 has 128 bytes.
+/// Maximum size of a token; the longest token of Llama 3 has 128 bytes.
 constexpr std::size_t kMaxTokenBytes = 1000;
 /// Limits the sum of the squared sizes of all tokens, which is proportional to the time for finding
 /// merges. Llama 3 has 10 million.

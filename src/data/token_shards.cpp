@@ -26,7 +26,7 @@ namespace {
 using ShardHeader = std::array<std::int32_t, 256>;
 constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 
-/// One of the two kinds of shard.
+/// The properties of one of the two kinds of shard.
 struct ShardKind {
   std::int32_t magic;
   std::int32_t version;  ///< the version that llm.c writes
@@ -134,7 +134,7 @@ class ShardedTokens final : public TokenSource {
 
  private:
   std::vector<Shard> shards_;
-  std::vector<std::int64_t> ends_;  ///< position after each shard's last token
+  std::vector<std::int64_t> ends_;  ///< for each shard, the position after its last token
 };
 
 const ShardKind& kind_of(TokenWidth width) {
@@ -251,7 +251,7 @@ bool fits(std::int64_t least, std::int64_t most) {
 
 }  // namespace
 
-/// Compares without begin + count, which could overflow.
+/// Avoids begin + count, which could overflow.
 void TokenSource::check_range(std::int64_t begin, std::int64_t count) const {
   TESSERA_CHECK(begin >= 0 && begin <= size() && count <= size() - begin, "tokens [", begin, ", ",
                 begin + count, ") were asked for, but there are ", size(),

@@ -9,7 +9,7 @@
 namespace tessera::data {
 namespace {
 
-/// Three times the largest known file.
+/// Maximum size of a tokenizer.json: three times the largest known file.
 constexpr std::uint64_t kMaxTokenizerBytes = 100'000'000;
 constexpr tessera::JsonLimits kTokenizerLimits{
     .depth = 16, .keys = 5'000'000, .values = 20'000'000};

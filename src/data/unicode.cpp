@@ -219,8 +219,8 @@ std::string normalized(std::string_view text, NormalizationForm form) {
 }
 
 std::string lower_case(std::string_view text) {
-  constexpr char32_t kCapitalIWithDot = 0x130;  // the only character whose lower case is two
-                                                // characters
+  constexpr char32_t kCapitalIWithDot = 0x130;  // the only character whose lower case consists of
+                                                // two characters
   std::string out;
   for (std::size_t bytes = 0; !text.empty(); text.remove_prefix(bytes)) {
     bytes = first_character(text).bytes;

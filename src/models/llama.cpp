@@ -86,7 +86,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(head_dim - 1));
   if (low == high) {
-    high += 0.001;  // a step instead of a ramp, without division by 0
+    high += 0.001;  // makes the ramp a step, without division by 0
   }
   const at::Tensor divided =
       ((at::arange(head_dim / 2, plain.options()) - low) / (high - low)).clamp(0, 1);
@@ -160,7 +160,8 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
-    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};  // distributed like the keys
+    // The cache is distributed like the keys.
+    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};
   }
   return kept;
 }

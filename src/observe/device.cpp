@@ -154,7 +154,7 @@ SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {
     SquareProducts products(size, device, type);
-    products.seconds_of(1);  // starts threads and selects a kernel
+    products.seconds_of(1);  // the first product starts threads and selects a kernel
     if (size == most || products.seconds_of(1) >= kProductSeconds) {
       return products;
     }

@@ -324,7 +324,7 @@ struct Blocks {
   std::mutex mutex;
   std::unordered_map<void*, Counted> by_address;
 };
-/// Never destroyed, because tensors may outlive main().
+/// The table is never destroyed, because tensors may outlive main().
 Blocks& blocks() {
   static auto* const all = new Blocks();
   return *all;
@@ -417,7 +417,7 @@ void count_tensor_memory(TensorMemoryOptions options) {
   if (counting.exchange(true)) {
     return;
   }
-  // Never destroyed, because tensors may outlive main().
+  // The allocator is never destroyed, because tensors may outlive main().
   static auto* const allocator = new CountingAllocator(tessera::detail::cpu_allocator());
   tessera::detail::set_cpu_allocator(allocator);
 }

@@ -129,7 +129,7 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
     : path_(files::absolute_path(path)) {
-  std::error_code ignored;  // ignored: the file's own error is more informative
+  std::error_code ignored;  // the error is ignored: opening the file reports a more informative one
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
@@ -177,7 +177,7 @@ namespace {
 
 /// Vendor data-sheet values for dense products, in TFLOP/s.
 struct Peak {
-  std::vector<std::string_view> words;  ///< all must occur in the device's name
+  std::vector<std::string_view> words;  ///< words that must all occur in the device's name
   double half;                          ///< TFLOP/s in bf16 and fp16
   double fp32;  ///< TFLOP/s in fp32; NVIDIA: without TF32; AMD: matrix cores
 };

@@ -75,7 +75,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   struct Made {
     std::uint64_t begin, end;
     std::string module;
-    std::optional<std::size_t> parent;  ///< the enclosing forward
+    std::optional<std::size_t> parent;  ///< index of the enclosing forward
   };
   struct Call {
     std::string module;
@@ -135,7 +135,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   std::vector<std::unique_ptr<at::RecordFunction>> open_;  ///< open profiler ranges, innermost last
   std::uint64_t thread_;                                   ///< the thread that runs forward
-  std::vector<Made> made_;  ///< all forwards of the profile, in order
+  std::vector<Made> made_;  ///< all forwards of the profile, in the order of their start
   std::optional<std::size_t> innermost_;
   std::vector<Call> calls_;            ///< forwards that have not ended
   std::vector<std::size_t> backward_;  ///< the forwards whose backward is running

@@ -198,7 +198,7 @@ std::string equal_line(const VerifyReport& report) {
       report.modules > 0 ? "" : "; outputs are not compared, since ranks split the samples");
 }
 
-/// Where to look for the first difference.
+/// Advice on where to look for the cause of the first difference.
 std::string remedy(const VerifyReport& report) {
   if (!report.cause.empty()) {
     return report.cause;

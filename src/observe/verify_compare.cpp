@@ -81,7 +81,7 @@ std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef size
   return coordinate;
 }
 
-/// "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
+/// A tensor's sizes and layout: "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
 std::string layout_of(const at::Tensor& tensor) {
   const std::string sizes = fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
   if (!tessera::is_distributed(tensor)) {
@@ -148,7 +148,7 @@ struct Pair {
   std::string missing{};  ///< why one run lacks the tensor
 };
 
-/// "is never called on the mesh".
+/// The reason why a run lacks a tensor: "is never called on the mesh".
 std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const SeenRun& one_rank) {
   if (tensor.call == 0) {
     return "exists in one of the two runs alone";
@@ -423,7 +423,7 @@ struct Finding {
   bool is_input = false;
   std::string layout;  ///< the tensor's layout on the mesh; or why there is nothing to compare
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
-  std::string value{}, expected{};  ///< this element on the mesh and on one rank
+  std::string value{}, expected{};  ///< value of that element on the mesh and on one rank
   double distance = 0;  ///< distance of that element; infinity: the tensors can't be compared
   double largest = 0;   ///< largest value of the one-rank tensor
   double epsilon = 0;   ///< rounding unit of the less precise type
@@ -434,7 +434,7 @@ struct Finding {
 struct Together {
   std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0
   double largest = 0;   ///< largest allowed difference found, relative to the largest value
-  std::string cause{};  ///< where to look for the first difference
+  std::string cause{};  ///< where to look for the cause of the first difference
 };
 
 /// Factor on the measured rounding noise: a mesh sums in a different order than one rank, so its

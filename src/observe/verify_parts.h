@@ -19,7 +19,7 @@ namespace tessera::observe {
 
 /// A tensor of a run on this rank, detached from autograd; distributed or plain as in the run.
 struct SeenTensor {
-  std::string name;  ///< "output of 'layers.0.norm', call 2"; equal in each run
+  std::string name;  ///< the tensor's name, equal in each run: "output of 'layers.0.norm', call 2"
   std::string fqn;   ///< FQN of the module or parameter
   at::Tensor value;
   std::string caller{};   ///< FQN of the module that called `fqn`

@@ -64,7 +64,8 @@ class Schedule {
   bool has_lanes_;
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
-  std::map<std::string, double> networks_;  ///< when the network of each group becomes free
+  std::map<std::string, double> networks_;  ///< the time at which the network of each group becomes
+                                            ///< free
   double began_ = 0;
   StepTime step_;
 };

@@ -125,7 +125,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // the destructor does not run if the constructor throws
+      unlock(lock_);  // the lock is released here, because the destructor does not run
       throw;
     }
   }
@@ -297,7 +297,7 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
   const Json& entries = report.entries;
   loaded_ = report.step;
-  // A run without steps reads no data.
+  // A run without steps reads no data, so its position is not restored.
   if (!excludes("data") && options_.steps > 0) {
     state.samples = entries.at("samples");
   }

@@ -95,7 +95,7 @@ void MetricLog::line(const std::string& text) {
 
 namespace {
 
-/// p.json for rank 0, p.rank3.json for rank 3.
+/// A rank's profile file: p.json for rank 0, p.rank3.json for rank 3.
 std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) {
   if (rank == 0) {
     return file;

@@ -69,7 +69,7 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // an early exit, also in a mesh of thousands of ranks
+      return true;  // returns early, also in a mesh of thousands of ranks
     }
   }
   return false;
@@ -197,7 +197,8 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     is_checked = true;
   };
   if (state.scaler.enabled()) {
-    result.loss_scale = state.scaler.scale();  // read before the step, which may change it
+    result.loss_scale = state.scaler.scale();  // the scale is read before the step, which may
+                                               // change it
   }
   const auto [norm, stepped] =
       state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm, {},

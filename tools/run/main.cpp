@@ -38,7 +38,7 @@ namespace fs = std::filesystem;
 constexpr auto kTermTime = 1000ms;   ///< time from SIGTERM to SIGKILL after a failure
 constexpr auto kSignalPoll = 100ms;  ///< interval of checks whether a rank already handles a signal
 constexpr auto kNever = Clock::time_point::max();
-constexpr std::size_t kLongestLine = 64 << 10;  ///< longer lines are split
+constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split
 constexpr std::size_t kFull = 1 << 20;  ///< bytes buffered for a slow reader; beyond it the ranks
                                         ///< wait
 constexpr auto kHelp =
@@ -66,7 +66,8 @@ struct Sink {
   void flush() {
     for (pollfd ready{fd, POLLOUT, 0}; !pending.empty() && poll(&ready, 1, 0) > 0;) {
       // A ready pipe accepts PIPE_BUF bytes without blocking.
-      const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;  // 0: there is no newline
+      // Size 0: there is no newline.
+      const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;
       const auto written =
           write(fd, pending.data(), size ? size : std::min<std::size_t>(pending.size(), PIPE_BUF));
       if (written < 0 && errno != EINTR && errno != EAGAIN) {
@@ -115,7 +116,8 @@ struct Rank {
   int number = 0;
   pid_t pid = -1;
   Source out, err;
-  std::vector<int> signals = {};   ///< not yet delivered, because the rank does not handle them yet
+  std::vector<int> signals = {};   ///< signals not yet delivered, because the rank does not handle
+                                   ///< them yet
   std::optional<int> status = {};  ///< the rank's exit status from waitpid()
 
   bool stopped() const { return status && *status == W_EXITCODE(kStoppedExitCode, 0); }
@@ -383,7 +385,7 @@ class Job {
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< a deque: pointers to ranks stay valid
+  std::deque<Rank> ranks_;     ///< ranks in a deque, so that pointers to them stay valid
   std::vector<Rank*> failed_;  ///< ranks that failed before all were told to end, in order of their
                                ///< end
   bool is_ending_ = false;

@@ -45,7 +45,7 @@ class Sampler {
 
   SamplingOptions options_;
   std::vector<Tokens> prompts_;
-  at::Tensor seen_;  ///< (texts, vocabulary); only with a repetition penalty
+  at::Tensor seen_;  ///< the tokens so far, (texts, vocabulary); only with a repetition penalty
   std::uint64_t calls_ = 0;
 };
 
@@ -161,8 +161,8 @@ class PromptEncoder {
 /// The time that a generation took.
 struct GenerationTimes {
   std::int64_t prompt_tokens = 0;  ///< tokens of all prompts
-  double prompt_s = 0;             ///< until the first token of each text
-  std::int64_t tokens = 0;         ///< tokens after the first token of each text
+  double prompt_s = 0;             ///< seconds until the first token of each text
+  std::int64_t tokens = 0;         ///< number of tokens after the first token of each text
   double decoding_s = 0;
 };
 

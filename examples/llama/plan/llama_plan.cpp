@@ -45,7 +45,7 @@ struct ModuleTraffic {
 };
 /// The collectives of rank 0 in the run's second step, in the step's order.
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
-/// A table with one line per entry.
+/// A table of module traffic with one line per entry.
 std::string to_text(const std::vector<ModuleTraffic>& modules);
 /// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
 tessera::planning::Search search_llama(const TrainOptions& options,
@@ -102,7 +102,7 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// "model.layers.3.mlp" -> "model.layers.*.mlp".
+/// Replaces numbers in an FQN: "model.layers.3.mlp" -> "model.layers.*.mlp".
 std::string pattern_of(const std::string& fqn) {
   static const std::regex number(R"((^|\.)\d+(?=\.|$))");
   return std::regex_replace(fqn, number, "$1*");

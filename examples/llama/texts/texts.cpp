@@ -92,7 +92,7 @@ class CompressedStream : public ByteStream {
 class GzipStream final : public CompressedStream {
  public:
   explicit GzipStream(InputFile file) : CompressedStream(std::move(file)) {
-    // 16 selects gzip's header and checksum.
+    // MAX_WBITS + 16 selects gzip's header and checksum
     TESSERA_CHECK(inflateInit2(&state_, MAX_WBITS + 16) == Z_OK,
                   "zlib can't be started: is there memory left?");
   }
@@ -259,7 +259,7 @@ void DocumentReader::open() {
 /// earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // The rest is moved once per read, not once per piece.
+    // The unread rest is moved once per read, not once per piece.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);

@@ -80,7 +80,7 @@ class DocumentReader {
   std::string buffer_;          ///< the contents that have been read from the file
   std::size_t begin_ = 0;       ///< offset in buffer_ of the next piece; it is at place_
   bool at_end_ = false;         ///< the buffer has the rest of the file
-  std::uint64_t consumed_ = 0;  ///< bytes of the preceding files
+  std::uint64_t consumed_ = 0;  ///< bytes read from the preceding files
 };
 
 /// Lists the files of all patterns: each pattern's files in byte order, each file once, at its

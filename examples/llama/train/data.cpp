@@ -107,8 +107,8 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // checked first, so that a missing file is the first
-                                           // error
+    list_files("--jsonl", options.jsonl);  // file names are checked first, so that a missing file
+                                           // is the first error
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }
@@ -384,7 +384,7 @@ std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
 }  // namespace
 
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // tokens per rank, if some targets are ignored
+  double counted = 0;  // counted tokens per rank, if some targets are ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));

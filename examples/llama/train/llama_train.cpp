@@ -73,7 +73,8 @@ struct RunParts {
   training::MetricLog& log;
   const StopSignals* signals;
   nlohmann::json entries;               ///< non-tensor state that checkpoints save
-  std::optional<double> held_out = {};  ///< loss with the weights after the last step
+  std::optional<double> held_out = {};  ///< loss on held-out data with the weights after the last
+                                        ///< step
 };
 
 /// Whether any rank received a signal; the log reports it once. Collective.

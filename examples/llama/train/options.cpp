@@ -38,8 +38,8 @@ struct Use {
 enum class Form {
   kOne,       ///< one value, or a switch
   kNegated,   ///< a switch with a --no- form
-  kRepeated,  ///< a list: one value each time that the flag is given
-  kComma,     ///< a list: comma-separated values
+  kRepeated,  ///< a list with one value each time that the flag is given
+  kComma,     ///< a list of comma-separated values
 };
 
 /// A flag: one row of the table.
@@ -408,7 +408,7 @@ std::string flags_page() {
     for (const Flag& flag : section.flags) {
       const std::string name =
           (flag.form == Form::kNegated ? "--[no-]" : "--") + std::string(flag.name);
-      // A bar would end the table cell.
+      // A "|" in a value would end the table cell, so it is escaped.
       const std::string value = CLI::detail::find_and_replace(flag.value, "|", "\\|");
       page += "| `" + name +
               (value.empty() || flag.value[0] == '[' || flag.value[0] == ' ' ? "" : " ") + value +

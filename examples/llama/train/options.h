@@ -37,7 +37,8 @@ struct TrainOptions {
 
   double dropout = 0;
   double z_loss = 0, label_smoothing = 0;
-  std::optional<std::int64_t> loss_chunks;  ///< not given: chosen by the size of the logits
+  std::optional<std::int64_t> loss_chunks;  ///< chunks of the loss; not given: chosen by the size
+                                            ///< of the logits
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
   std::vector<double> betas{0.9, 0.95};  // the usual values for language models
@@ -71,7 +72,7 @@ struct TrainOptions {
 
   std::string checkpoint, initial_load;
   std::int64_t checkpoint_every = 0;  ///< steps between saves; 0: save at the end only
-  std::string resume;                 ///< "": a new run; "newest" or "auto"
+  std::string resume;                 ///< "": a new run; "newest" or "auto": continue
   std::int64_t resume_step = -1;      ///< -1: the flag is not given
   bool async = true;
   int keep = 0;                      ///< number of steps to retain; 0: all
@@ -83,7 +84,7 @@ struct TrainOptions {
   std::int64_t log_every = 10;
   std::int64_t eval_every = 0;  ///< steps between evaluations; 0: evaluate at the end only
   std::string output_dir, tensorboard;
-  std::string peak_flops;  ///< FLOP/s of a rank's device; "measure"; "": data-sheet value
+  std::string peak_flops;  ///< FLOP/s of a rank's device; "measure": measured; "": data-sheet value
 
   /// The run is only planned (llama_plan): it has no data, reads only the model's configuration and
   /// writes nothing.

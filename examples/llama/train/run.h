@@ -89,7 +89,8 @@ std::optional<tessera::checkpoint::FilesBesideWeights> files_beside_weights(
 struct TrainingData {
   tessera::data::TokenizerPtr tokenizer;                     ///< nullptr if the run reads no text
   std::shared_ptr<const tessera::data::BatchLoader> loader;  ///< nullptr with --steps 0
-  tessera::data::TokenSourcePtr eval_text;  ///< tokens of --eval-text, whose bytes are counted
+  tessera::data::TokenSourcePtr eval_text;  ///< tokens of --eval-text, whose bytes are counted for
+                                            ///< the loss per byte
   std::shared_ptr<const tessera::data::BatchLoader>
       eval_loader;  ///< nullptr without --eval-text or --eval-tokens
   nlohmann::json samples = nlohmann::json::object();  ///< the settings by which files are cut into
