@@ -85,7 +85,7 @@ Mapping new_mapping(std::size_t size) {
   TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
                 " bytes that a save in the background writes has no memory: ", std::strerror(errno),
                 ": save at once");
-  madvise(mapped, size, MADV_HUGEPAGE);  // best effort: a failure is ignored
+  madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional, so a failure is ignored
   return {mapped, size};
 }
 
@@ -166,7 +166,7 @@ class BackgroundSave {
   bool error_thrown_ = false;
   std::atomic<bool> done_{false};
   bool begun_ = false;
-  std::promise<bool> go_;  ///< true: save; false: cancel
+  std::promise<bool> go_;  ///< true: save; false: cancel the save
   std::thread thread_;
 };
 

@@ -361,7 +361,7 @@ void ExportFolder::publish() {
   }
   if (writers_.size() > 1) {
     files::write_file(folder_ / kIndexFile, index_json());
-    remove(kSingleFile);  // readers prefer the single file, so it must go
+    remove(kSingleFile);  // the single file is removed, because readers prefer it
   } else {
     remove(kIndexFile);
   }

@@ -136,13 +136,13 @@ class CheckedFile {
 struct SafetensorsDtype {
   std::string_view name;
   int bits;
-  c10::ScalarType scalar_type;  ///< Undefined if libtorch has no such type
+  c10::ScalarType scalar_type;  ///< libtorch's type; Undefined if it has no such type
   int order;                    ///< sort key: tensors are written by descending order, then by name
 };
 
-/// nullptr if the format has no such type.
+/// Finds a type by its name in the format; nullptr if there is none.
 const SafetensorsDtype* find_dtype(std::string_view name);
-/// nullptr if the format has no such type.
+/// Finds a type by libtorch's type; nullptr if there is none.
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
 /// Bytes of a tensor of these sizes. Throws Error if the product of the sizes (zeros counted as
@@ -170,7 +170,8 @@ std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const cha
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 struct SafetensorsHeader {
-  std::map<std::string, TensorEntry> tensors;  ///< offsets from the start of the data
+  std::map<std::string, TensorEntry> tensors;  ///< tensors by name; offsets are from the start of
+                                               ///< the data
   std::map<std::string, std::string> metadata;
 };
 

@@ -303,7 +303,7 @@ at::Tensor parts_of(const at::Tensor& values) {
 /// The accumulated difference of two tensors.
 struct Difference {
   double absolute = 0;
-  double relative = 0;  ///< relative to the larger of the two values
+  double relative = 0;  ///< relative difference, to the larger of the two values
 
   /// Adds a pair of blocks. A NaN on one side only, and unequal infinities, count as an infinite
   /// difference. Real and imaginary parts of complex numbers are compared separately.

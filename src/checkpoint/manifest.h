@@ -32,7 +32,7 @@ struct FileRecord {
 
 /// A block of a tensor, and the file that stores it.
 struct ManifestChunk {
-  std::size_t file = 0;  ///< index into Manifest::files
+  std::size_t file = 0;  ///< index of the file in Manifest::files
   std::vector<std::int64_t> offset, sizes;
 };
 
@@ -40,7 +40,7 @@ struct ManifestChunk {
 struct ManifestTensor {
   std::string dtype;  ///< the type's name in safetensors
   std::vector<std::int64_t> sizes;
-  std::vector<std::string> tied;  ///< further names of a tied tensor
+  std::vector<std::string> tied;  ///< further names of the tensor, if it is tied
   std::vector<ManifestChunk> chunks;
 };
 

@@ -24,7 +24,7 @@ namespace tessera::checkpoint {
 /// A parameter and every FQN that leads to it; a tied parameter has several.
 struct NamedParameter {
   nn::SlotPtr slot;
-  std::vector<std::string> names;  ///< the first name is the one in named_slots()
+  std::vector<std::string> names;  ///< all FQNs; the first is the name in named_slots()
   bool is_buffer = false;
 };
 
@@ -78,7 +78,8 @@ std::string listed(const char* what, const std::vector<std::string>& names);
 struct StoredTensor {
   std::string name;
   std::vector<std::int64_t> sizes;
-  std::optional<PartRows> rows{};  ///< rows of the parameter; nullopt: all rows
+  std::optional<PartRows> rows{};  ///< the rows of the parameter that this tensor stores; nullopt:
+                                   ///< all
 
   /// Receives an offset in this tensor, and the part of `block` that belongs there.
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;

@@ -25,7 +25,7 @@ namespace {
 /// What a failed read proves about a step's files.
 struct Proof {
   bool damaged = false;
-  std::string missing;  ///< the file that does not exist
+  std::string missing;  ///< path of the file that does not exist
 };
 
 void read(const std::function<void()>& work, Proof& proof) {
@@ -88,7 +88,7 @@ using Sizes = std::vector<std::int64_t>;
 
 /// A rank with elements of a tensor that no earlier rank has.
 struct PartHolder {
-  std::size_t index;  ///< index into the mesh's ranks
+  std::size_t index;  ///< index of the rank in the mesh's ranks
   Sizes coordinate;
   Sizes local_sizes;
 

@@ -85,10 +85,10 @@ class RunReader {
     }
   }
 
-  /// Destination of the next run.
+  /// Destination in memory of the next run.
   std::byte* out_;
   ReadBytes read_;
-  /// End of the last added run in the file.
+  /// End in the file of the last added run.
   std::uint64_t end_ = 0;
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
@@ -241,7 +241,8 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   const TensorEntry& item = entry_with(name, offset, sizes);
   if (takes_bytes(block, item.dtype)) {
     read_bytes(item, offset, block);
-    tessera::detail::count_write(block);  // counts as an in-place write, as copy_() does
+    tessera::detail::count_write(block);  // the direct read counts as an in-place write, as copy_()
+                                          // does
   } else {
     block.copy_(read(name, offset, sizes));
   }

@@ -20,7 +20,7 @@ namespace tessera::checkpoint {
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;
-  Manifest manifest;             ///< without the sizes and checksums of the files
+  Manifest manifest;             ///< the manifest, without the sizes and checksums of files
   std::vector<ShardFile> files;  ///< the files that this rank writes
 };
 

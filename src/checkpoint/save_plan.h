@@ -17,7 +17,7 @@ namespace tessera::checkpoint {
 
 /// Rows of a chunk, and their place in the local tensor.
 struct ChunkRows {
-  std::int64_t row = 0;  ///< the first row in the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< the first row within the chunk; 0 for a scalar
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
 };
@@ -33,9 +33,9 @@ struct PlannedChunk {
 
 struct SavePlan {
   std::vector<PlannedChunk> chunks;  ///< all ranks' chunks, in the order of the entries
-  int files = 1;                     ///< the maximum number of files per rank
+  int files = 1;                     ///< the maximum number of files of a rank
 
-  /// "shard-00000-model-00001-of-00002.safetensors".
+  /// The name of a chunk's file: "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const;
 };
 
@@ -51,7 +51,7 @@ std::int64_t fingerprint(const std::filesystem::path& folder,
 
 /// Rows of a chunk, with their values.
 struct RowBlock {
-  std::int64_t row = 0;  ///< the first row in the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< the first row within the chunk; 0 for a scalar
   at::Tensor values;
 };
 

@@ -141,7 +141,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
       }
     }
   } catch (...) {
-    world.abort();  // the other ranks wait for this rank's blocks
+    world.abort();  // aborts, because the other ranks wait for this rank's blocks
     throw;
   }
   return dict;
@@ -335,7 +335,7 @@ IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
       }
     }
   } catch (...) {
-    world.abort();  // the other ranks wait for this rank
+    world.abort();  // aborts, because the other ranks wait for this rank
     throw;
   }
   return keys;

@@ -249,7 +249,7 @@ void StepFolder::discard() const noexcept {
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // counts this step, even if there are higher steps
+  int kept = 1;  // counts the step being saved, even if there are higher steps
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
     // A linked folder is not removed, because its target may belong to another run.
@@ -284,7 +284,8 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
-    remove_file(folder / kMarker);  // left by a save that was killed after its commit
+    remove_file(folder / kMarker);  // the marker was left by a save that was killed after its
+                                    // commit
   }
 }
 

@@ -94,7 +94,7 @@ class StoredStep {
     std::string name;  ///< the tensor's name in the file
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
-    std::vector<std::int64_t> from;  ///< offset within the chunk
+    std::vector<std::int64_t> from;  ///< offset of the requested part within the chunk
     at::Tensor target;
   };
 

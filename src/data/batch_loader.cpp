@@ -95,7 +95,7 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 /// sources.
 class Mixture {
  public:
-  /// `weights` are positive.
+  /// Takes positive weights of the sources.
   explicit Mixture(const std::vector<double>& weights);
 
   struct Place {
@@ -355,7 +355,7 @@ void PrefetchLoader::begin(std::int64_t step) {
                         return loader->load(step, ranges, pinned);
                       });
   if (!beside_) {
-    batch_.wait();  // runs the deferred load now
+    batch_.wait();  // runs the deferred load now, on this thread
   }
 }
 

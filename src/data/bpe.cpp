@@ -104,7 +104,8 @@ struct Candidate {
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
 
-  std::vector<CachedWord> cache{kCachedWords};  ///< a later word replaces an earlier one
+  std::vector<CachedWord> cache{kCachedWords};  ///< recently encoded words; a later word replaces
+                                                ///< an earlier one
   std::vector<TokenId> ids;
   std::vector<Symbol> symbols;
   std::vector<Candidate> candidates;
@@ -327,8 +328,9 @@ class Bpe {
   MergeTable merges_;
   std::array<std::optional<TokenId>, 256> bytes_;     ///< tokens of bytes, or of ASCII characters
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
-  bool divisible_ = false;                            ///< words may be cut before space symbols
-  std::unordered_set<std::string> before_mark_;  ///< characters before a space symbol in a token
+  bool divisible_ = false;                       ///< whether words may be cut before space symbols
+  std::unordered_set<std::string> before_mark_;  ///< characters that precede a space symbol in a
+                                                 ///< token
 };
 
 /// Encodes (added tokens, normalization, splitting, byte-pair encoding) and decodes.

@@ -20,10 +20,10 @@ struct NamedToken {
 /// The contents of tokenizer_config.json; if it has no "added_tokens_decoder", also those of
 /// special_tokens_map.json and added_tokens.json.
 struct FilesBeside {
-  std::vector<NamedToken> tokens;    ///< tokens with ids come first, sorted
+  std::vector<NamedToken> tokens;    ///< tokens of all files; those with ids come first, sorted
   std::optional<std::string> begin;  ///< the text of bos_token
   std::optional<std::string> end;    ///< the text of eos_token
-  std::optional<bool> adds_begin;    ///< add_bos_token, or the class's default
+  std::optional<bool> adds_begin;    ///< value of add_bos_token, or the class's default
   std::optional<bool> adds_end;
   bool decides_ends = true;  ///< adds_begin and adds_end override tokenizer.json
   bool legacy = true;        ///< SentencePiece: each part between special tokens gets a space

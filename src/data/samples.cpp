@@ -89,7 +89,7 @@ struct Sample {
   std::vector<bool> learned;
 };
 
-/// The length of the common prefix.
+/// The number of tokens in the common prefix.
 std::size_t common_tokens(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
   return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
@@ -174,7 +174,8 @@ class PromptCompletions final : public SampleSource {
   Sample encode_conversation(const Tokenizer& tokenizer, const std::vector<std::string>& prompts,
                              const std::vector<std::string>& completions) const {
     std::string text;
-    std::vector<std::pair<std::size_t, std::size_t>> learned;  // byte ranges of the completions
+    // Byte ranges of the completions in `text`.
+    std::vector<std::pair<std::size_t, std::size_t>> learned;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       text += prompts[i];
       learned.emplace_back(text.size(), text.size() + completions[i].size());

@@ -78,7 +78,7 @@ class PerRank final : public RankState {
   Merge merge_;
 };
 
-/// The merge rule for counts: the sum.
+/// The merge rule of PerRank for counts: the sum over the ranks.
 template <class T>
 T sum_of(const std::vector<T>& of_ranks) {
   T sum{};

@@ -66,8 +66,8 @@ class BatchLoader {
 
   /// The sequences of one rank in one step.
   struct Batch {
-    at::Tensor inputs;     ///< (rows, S) int64, on the CPU
-    at::Tensor targets;    ///< (rows, S) int64, on the CPU
+    at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
+    at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
     at::Tensor positions;  ///< (rows, S) int64, within the document; undefined without documents
     /// `positions` in host memory, so that a Llama finds document borders without waiting for a
     /// GPU.
@@ -83,7 +83,7 @@ class BatchLoader {
   /// is in page-locked memory, for CUDA. Throws Error for a token outside the vocabulary, with its
   /// position.
   Batch load(std::int64_t step, std::int64_t first, std::int64_t last, bool pinned = false) const;
-  /// Loads several row ranges, concatenated.
+  /// Loads several row ranges of a step, concatenated.
   Batch load(std::int64_t step, std::span<const RowRange> ranges, bool pinned = false) const;
   /// The number of distinct samples over all sources.
   std::int64_t samples() const;
@@ -129,7 +129,7 @@ class PrefetchLoader {
   std::shared_ptr<const BatchLoader> loader_;
   std::vector<RowRange> ranges_;
   bool pinned_, beside_;
-  std::int64_t step_ = -1;                 ///< the step that the thread is loading
+  std::int64_t step_ = -1;                 ///< the step that the background thread is loading
   std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits for the thread
 };
 

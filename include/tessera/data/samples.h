@@ -55,10 +55,10 @@ struct PromptOptions {
 /// One line of a JSON Lines file.
 struct JsonLine {
   std::string text;
-  std::string origin;  ///< file and line number, for messages
+  std::string origin;  ///< file and line number of the text, for messages
 };
 
-/// Returns the next line, or nullopt at the end.
+/// Returns the next JSON line, or nullopt at the end.
 using JsonLines = std::function<std::optional<JsonLine>()>;
 
 /// Makes one sample of each object in JSON Lines. A sample is the tokens of `begin`, the prompt,

@@ -37,7 +37,7 @@ bool is_blank(std::string_view line);
 
 /// Identifies a file without reading all of it.
 struct FileFingerprint {
-  std::string name;  ///< without its folder, because data may be moved
+  std::string name;  ///< the file's name without its folder, because data may be moved
   std::uint64_t bytes = 0;
   /// CRC-32C of up to 64 pieces of 4 KiB, spread evenly over the file.
   std::uint32_t sum = 0;

@@ -35,7 +35,7 @@ class Tokenizer {
 /// A shared pointer: tokenizers are immutable and may be shared.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
-/// One token per byte: a vocabulary of 256.
+/// The tokenizer with one token per byte: a vocabulary of 256.
 TokenizerPtr byte_tokenizer();
 /// Opens a SentencePiece model file. Throws Error if the file cannot be read, or if Tessera was
 /// built without the SentencePiece library.
@@ -46,7 +46,7 @@ TokenizerPtr sentencepiece_tokenizer(const std::string& path);
 TokenizerPtr hugging_face_tokenizer(const std::string& path);
 /// The models whose tokenizer.model has the format of the `tiktoken` package.
 enum class TiktokenModel {
-  kLlama3,  ///< Llama 3 to 3.3
+  kLlama3,  ///< the format of Llama 3 to 3.3
   kLlama4,
 };
 /// Opens Meta's tokenizer.model of Llama 3 or 4. The file lacks the splitting pattern and the
@@ -92,7 +92,7 @@ class StreamDecoder {
   std::string take_new(std::size_t unfinished, std::string_view text);
 
   TokenizerPtr tokenizer_;
-  std::vector<std::int64_t> window_;  ///< the last tokens that have text
+  std::vector<std::int64_t> window_;  ///< the last decoded tokens that have text
   std::size_t given_ = 0;             ///< bytes of the window's text that were already returned
 };
 

@@ -84,7 +84,7 @@ namespace tessera::models {
 
 /// Arguments of the forward() that returns the loss without materializing all logits.
 struct HeadLoss {
-  at::Tensor targets;  ///< (batch * sequence) int64
+  at::Tensor targets;  ///< target tokens, (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
   at::Tensor positions{};        ///< positions within documents, as in Llama::forward()
   nn::DocumentsPtr documents{};  ///< the documents, as in Llama::forward()

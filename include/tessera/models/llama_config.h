@@ -78,8 +78,8 @@ struct LlamaConfig {
   bool attention_output_bias = false;
   bool mlp_bias = false;
   double attention_dropout = 0;  ///< attention dropout in training; not implemented
-  bool begins_texts = true;      ///< a text begins with the model's bos_token_id
-  bool query_key_norm = false;   ///< RMSNorm of each head's queries and keys
+  bool begins_texts = true;      ///< whether a text begins with the model's bos_token_id
+  bool query_key_norm = false;   ///< whether each head's queries and keys have an RMSNorm
   /// Number of positions that a query attends to, including its own; 0: all.
   std::int64_t sliding_window = 0;
 

@@ -33,10 +33,10 @@ class DeclaresUnits {
 
 /// Which activations of a block are saved for backward.
 enum class ActivationMemory {
-  kAll,      ///< everything that backward needs
-  kMatmuls,  ///< the results of attention and of half of the matrix products; the rest is
-             ///< recomputed
-  kInputs,   ///< the block's input; everything else is recomputed
+  kAll,      ///< saves everything that backward needs
+  kMatmuls,  ///< saves the results of attention and of half of the matrix products; recomputes the
+             ///< rest
+  kInputs,   ///< saves the block's input; recomputes everything else
 };
 
 /// Options of parallelize().

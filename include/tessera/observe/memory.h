@@ -70,12 +70,12 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< includes memory on the host, which `bytes` excludes
+  BytesByKind live{};  ///< live bytes of each kind, including host memory, which `bytes` excludes
 };
 
 /// A rank's memory in one step.
 struct StepMemory {
-  BytesByKind most{};  ///< the maximum of each kind during the step
+  BytesByKind most{};  ///< the maximum bytes of each kind during the step
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"

@@ -80,7 +80,7 @@ class Metric : public checkpoint::RankState {
   void set_values(const nlohmann::json& state);
 
   std::map<std::string, Value> values_;
-  nlohmann::json own_;  ///< this rank's own values while synced; null otherwise
+  nlohmann::json own_;  ///< this rank's own values while the metric is synced; null otherwise
   bool synced_ = false;
   bool persistent_ = true;
 };
@@ -89,7 +89,7 @@ class Metric : public checkpoint::RankState {
 class MeanMetric final : public Metric {
  public:
   void update(double value, double weight = 1);
-  /// NaN if update() was never called.
+  /// The weighted mean; NaN if update() was never called.
   double compute() const override;
 
  private:

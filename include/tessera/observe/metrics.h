@@ -95,7 +95,7 @@ struct StepMetrics {
   /// Seconds that a checkpoint blocked training between the previous step and this step.
   std::optional<double> checkpoint_stall_s;
   std::optional<double> eval_loss;  ///< loss on held-out data after this step, if it was evaluated
-  comm::TrafficTable comm;          ///< this rank's traffic in this step
+  comm::TrafficTable comm;          ///< this rank's communication traffic in this step
 };
 
 /// Fills tokens_per_s, tflops, mfu and mfu_causal from step_time_s and `tokens`, the number of

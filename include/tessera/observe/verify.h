@@ -40,9 +40,9 @@ struct VerifyOptions {
 struct VerifyDifference {
   std::string fqn;   ///< FQN of the module or parameter; "" for the model itself and for the loss
   std::string text;  ///< one line: tensor, sizes and layout, position, values, ranks
-  std::vector<int> ranks;  ///< world ranks with this difference
-  double difference = 0;   ///< the largest difference
-  double allowed = 0;      ///< the difference that rounding can cause
+  std::vector<int> ranks;  ///< world ranks that have this difference
+  double difference = 0;   ///< the largest difference of an element
+  double allowed = 0;      ///< the largest difference that rounding can cause
 };
 
 /// The result of verify(), equal on every rank.

@@ -20,11 +20,11 @@ struct Machine {
   double flops_half = 0;        ///< FLOP/s of dense matrix products in bf16 and fp16
   /// FLOP/s of matrix products in fp32, as libtorch computes them by default.
   double flops_fp32 = 0;
-  double product_share = 0.7;        ///< fraction of the FLOP/s that products reach
-  double attention_share = 0.5;      ///< fraction of the FLOP/s that attention reaches
+  double product_share = 0.7;        ///< fraction of the peak FLOP/s that matrix products reach
+  double attention_share = 0.5;      ///< fraction of the peak FLOP/s that attention reaches
   double memory_bandwidth = 0;       ///< memory bandwidth, bytes per second
   double memory_share = 0.8;         ///< fraction of memory_bandwidth that other operators reach
-  double operator_latency_s = 2e-6;  ///< minimum time of an operator
+  double operator_latency_s = 2e-6;  ///< the minimum time of an operator
   std::int64_t ranks_per_node = 8;
   double link_bandwidth = 0;      ///< bytes per second from one device to the devices of its node
   double network_bandwidth = 0;   ///< bytes per second from one device to other nodes

@@ -43,12 +43,13 @@ struct OperatorUse {
 /// The time of a step, in seconds.
 struct StepTime {
   double total = 0;
-  double compute = 0;  ///< operators of the compute lane, without waiting
+  double compute = 0;  ///< time of the compute lane's operators, without waiting
   /// How long the compute lane waits for collectives, by mesh dimension.
   std::map<std::string, double> exposed;
   std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
   double flops = 0;         ///< FLOPs of all matrix products, including recomputation
-  std::vector<Span> spans;  ///< operators of a phase without a gap form one span
+  std::vector<Span> spans;  ///< the step's intervals; operators of a phase without a gap form one
+                            ///< span
   std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
@@ -57,7 +58,7 @@ struct Run {
   /// The parallelized model, with memory for this rank's shards.
   std::shared_ptr<nn::ModuleBase> model{};
   DeviceMesh mesh{};             ///< the mesh of all ranks
-  std::function<void()> step{};  ///< one training step, including the optimizer step
+  std::function<void()> step{};  ///< runs one training step, including the optimizer step
   /// Sizes in which ranks may differ, other than shard sizes, for a mesh coordinate: for example
   /// the length of the rank's part of each sequence. Empty: there are none.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
@@ -67,14 +68,14 @@ using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
 /// Options of plan_run() and plan().
 struct PlanOptions {
-  std::optional<Machine> machine{};  ///< without a machine, no time is estimated
+  std::optional<Machine> machine{};  ///< the machine to plan for; without one, no time is estimated
   /// The device of the planned training: "cpu" or "cuda". During planning, all tensors are on the
   /// CPU.
   std::string device = "cpu";
   bool offload = false;  ///< with a GPU: whether shards, gradients and optimizer state are in host
                          ///< memory
   std::int64_t tokens = 0;             ///< tokens (or samples) per step over all ranks
-  c10::ScalarType type = c10::kFloat;  ///< the type of products, for their peak FLOP/s
+  c10::ScalarType type = c10::kFloat;  ///< type of the matrix products, for their peak FLOP/s
   /// The model's FLOPs per token, for MFU. If zero, MFU uses the FLOPs of the step's products,
   /// including recomputation.
   observe::ModelFlops flops{};
@@ -91,7 +92,7 @@ struct PlanOptions {
   ///     return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
   ///   }}}
   std::map<std::string, kernels::FakeRule> data_dependent{};
-  /// Creates the optimizer for plan(). Empty: AdamW.
+  /// Creates the optimizer for plan(). If empty, plan() uses AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
 };
 

@@ -17,14 +17,14 @@ namespace tessera::planning {
 struct Estimate {
   std::int64_t peak_bytes = 0;
   std::string peak_moment{};
-  double exposed_s = 0;  ///< how long computation waits for collectives
+  double exposed_s = 0;  ///< seconds that computation waits for collectives
   /// Has step_time_s, tokens_per_s, tflops and mfu.
   observe::StepMetrics metrics{};
 };
 
 /// Describes a model's sequence of equal layers.
 struct LayeredModel {
-  std::int64_t layers = 0;  ///< 0: the model has no equal layers
+  std::int64_t layers = 0;  ///< number of equal layers; 0: the model has none
   std::string container{};  ///< FQN of the module that contains the layers: "model.layers"
 };
 
@@ -37,11 +37,11 @@ Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
 
 /// How a training run is split over ranks: the result of a search.
 struct TrainingLayout {
-  std::int64_t dp = 1;          ///< ranks that shard parameters, without replicas
+  std::int64_t dp = 1;          ///< number of ranks that shard parameters, without replicas
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
   std::string ac{};             ///< activation checkpointing: "none", "selective" or "full"
   int zero = 3;  ///< 2: parameters stay gathered until backward; 3: they are resharded
-  std::int64_t accumulate = 1;  ///< micro-batches per step
+  std::int64_t accumulate = 1;  ///< number of micro-batches per step
 };
 
 /// The training run to lay out, and the values that a search may choose.
@@ -61,7 +61,7 @@ struct SearchSpace {
   /// The first rank's estimate. A layout for which the function throws Error is refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
   std::string batch_name = "batch";  ///< the batch option's name in messages
-  /// Describes a layout in messages. Empty: name_of().
+  /// Describes a layout in messages. If empty, name_of() is used.
   std::function<std::string(const TrainingLayout& layout)> text{};
 };
 

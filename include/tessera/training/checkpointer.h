@@ -23,7 +23,7 @@ namespace tessera::training {
 /// flags have the options' names.
 struct RunNames {
   std::string program = "training";
-  std::string dashes = "";  ///< prefix of an option's name
+  std::string dashes = "";  ///< prefix of an option's name in messages: "--" for flags
 };
 
 /// Throws Error on every rank if the ranks of a job have different options. The message has the
@@ -39,17 +39,17 @@ bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest step in its folder.
 enum class Resume : std::uint8_t {
-  kNever,   ///< a new run; a folder with steps is an error
-  kNewest,  ///< continue; a folder without steps is an error
+  kNever,   ///< starts a new run; a folder with steps is an error
+  kNewest,  ///< continues a run; a folder without steps is an error
   kAuto,    ///< continue, or start a new run in a folder without steps
 };
 
 /// Options of a Checkpointer: where a run starts, and which steps it saves.
 struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< folder of the run's steps; empty: no steps are saved
-  std::int64_t every = 0;             ///< save every this many steps; 0: at the end only
+  std::int64_t every = 0;             ///< save every this many steps; 0: save at the end only
   std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
-  bool async = true;                  ///< save from a copy while training continues
+  bool async = true;                  ///< whether to save from a copy while training continues
   int keep = 0;                       ///< number of newest steps to retain, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< continue from this step instead of the newest; -1: not set
@@ -155,14 +155,14 @@ class Checkpointer {
   std::filesystem::path source_;
   bool resumes_ = false;
   std::string run_id_;        ///< run_id of all steps in the run's own folder
-  std::int64_t newest_ = -1;  ///< the step of source(), in the run's own folder
+  std::int64_t newest_ = -1;  ///< the step of source() in the run's own folder
   /// Damaged steps after source(), withdrawn by the first save.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the descriptor of the folder's lock file
   std::int64_t loaded_ = -1;  ///< the value of loaded_step()
   std::int64_t saved_ = -1;   ///< the step that was saved or loaded last
   checkpoint::SaveFuture pending_;
-  std::exception_ptr unsaved_;  ///< the error of the last step's save
+  std::exception_ptr unsaved_;  ///< the error with which the last step's save failed
 };
 
 }  // namespace tessera::training

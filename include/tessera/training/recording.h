@@ -26,7 +26,7 @@ struct MetricOptions {
   std::filesystem::path tensorboard = {};  ///< the folder for TensorBoard; empty: none
   std::int64_t steps = 0;                  ///< number of steps of the whole run
   std::int64_t log_every = 10;             ///< number of steps between two console lines
-  std::string device = "cpu";              ///< "cpu" or "cuda"
+  std::string device = "cpu";              ///< the device of the run: "cpu" or "cuda"
 };
 
 /// Writes a run's metrics to the console, to a file and for TensorBoard. Only rank 0 writes; on the
@@ -73,7 +73,7 @@ struct RecordingOptions {
   std::filesystem::path profile = {};
   StepRange profile_steps = {};  ///< the steps to profile; {0, 0}: the last step
   std::int64_t steps = 0;        ///< number of steps of the whole run
-  std::string device = "cpu";    ///< "cpu" or "cuda"
+  std::string device = "cpu";    ///< the device of the run: "cpu" or "cuda"
   RunNames names = {};
 };
 

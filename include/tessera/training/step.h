@@ -29,14 +29,14 @@ struct TrainState {
   optim::Optimizer& optimizer;
   /// The loss scaling of fp16; off by default.
   optim::GradScaler scaler = optim::GradScaler({.enabled = false});
-  std::int64_t step = 0;     ///< optimizer steps so far
-  std::int64_t samples = 0;  ///< samples of these steps, over all ranks
+  std::int64_t step = 0;     ///< number of optimizer steps so far
+  std::int64_t samples = 0;  ///< number of samples of these steps, over all ranks
 };
 
 /// Options of step().
 struct StepOptions {
   std::int64_t batch = 1;       ///< samples per step, over all ranks
-  std::int64_t accumulate = 1;  ///< micro-batches, each with a forward and a backward
+  std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
   /// True: the loss function returns the mean over a micro-batch, and the step's loss is the mean
   /// over micro-batches. False: the step's loss is the sum over micro-batches, for losses that are
   /// divided by the token count of all micro-batches (tensor_parallel::tokens_per_rank).
