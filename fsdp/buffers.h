@@ -121,7 +121,7 @@ inline std::int64_t ShardShape::row_numel() const {
 /// The memory that contains the shards and their gradients.
 struct ShardHome {
   c10::Device device;
-  bool pinned = false;     ///< page-locked
+  bool pinned = false;     ///< whether the memory is page-locked
   bool offloaded = false;  ///< by offload_policy: gradients are added on the host
 };
 
@@ -132,7 +132,7 @@ inline constexpr std::int64_t kTensorAlignment = 64;
 /// The place of one parameter's shard in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
-  std::int64_t offset = 0;  ///< in elements
+  std::int64_t offset = 0;  ///< beginning in the flat buffer, in elements
   std::int64_t gap = 0;     ///< unused elements behind the segment
 };
 

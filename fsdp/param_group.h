@@ -75,7 +75,7 @@ struct ReductionOptions {
   /// false: the sum over replicas is left to a later reduction, with the gradients until then
   bool all_reduce = true;
   bool force_sum = false;                    ///< divide only after the sum
-  std::shared_ptr<const Settings> settings;  ///< for the label and the hook
+  std::shared_ptr<const Settings> settings;  ///< provides the label and the hook
 };
 
 /// One reduction of a group's gradients in progress: a reduce-scatter over the dimension that
@@ -126,7 +126,7 @@ class GradientReduction {
   double pre_divisor_ = 1;                    ///< gradients are divided by it before the sum
   std::vector<at::Tensor> held_;              ///< gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< or their packed copy, (ranks, flat numel)
-  at::Tensor output_;                         ///< (flat numel)
+  at::Tensor output_;                         ///< the reduced shards, (flat numel)
   comm::WorkPtr work_;
 };
 

@@ -346,7 +346,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Called after the other hooks, also if one of them or the method has thrown.
   void end_call();
 
-  // Called by IterationState for all units.
+  // IterationState calls the functions below for all units.
 
   /// Frees what an earlier iteration without its backward left gathered.
   void abandon_iteration();

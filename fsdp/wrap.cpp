@@ -19,7 +19,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// "the root", or the FQN in quotes.
+/// A module's name in messages: "the root", or the FQN in quotes.
 std::string name_of(const std::string& fqn) {
   return fqn.empty() ? "the root" : "'" + fqn + "'";
 }
@@ -217,7 +217,7 @@ void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotP
 struct Target {
   const PlannedUnit* unit;
   nn::ModuleBase* module;
-  nn::NamedSlots parameters;  ///< by their names within the unit
+  nn::NamedSlots parameters;  ///< with their names within the unit
 };
 
 /// Finds the modules and parameters of a wrap plan, each once.
@@ -283,7 +283,7 @@ class TargetFinder {
   }
 
   const ModuleTree& tree_;
-  std::map<std::string, TreeParameter> parameters_;  ///< by FQN
+  std::map<std::string, TreeParameter> parameters_;  ///< all parameters of the tree, by FQN
   std::map<std::string, std::string> taken_;         ///< FQN of a parameter to its unit
   std::set<std::string> units_;
 };

@@ -36,7 +36,7 @@ struct GroupInfo {
 /// The beginning of each message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank
 /// 1".
 std::string describe(const GroupInfo& group, const char* collective);
-/// "all_gather for unit 'head'"; `purpose` may be empty.
+/// A call with its purpose as text: "all_gather for unit 'head'". `purpose` may be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
 /// The end of a message about a call on a group of a world that has ended.
 inline constexpr auto kWorldHasEnded =

@@ -16,7 +16,7 @@ namespace tessera::comm {
 /// different lanes run concurrently. kAllReduce is for the work of a user's all-reduce hook, which
 /// may overlap the next reduce-scatter.
 enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter, kAllReduce };
-/// "compute", "all_gather", "reduce_scatter" or "all_reduce".
+/// The lane's name: "compute", "all_gather", "reduce_scatter" or "all_reduce".
 const char* to_string(Lane lane);
 
 /// A point in a lane's work for which other work can wait; on CUDA, an event.

@@ -23,7 +23,8 @@ struct Traffic {
   /// Bytes that this rank sent to other hosts, computed from Gloo's algorithms; 0 with NCCL.
   std::int64_t link_bytes = 0;
 };
-/// Key: {group name, collective}, for example {"tp", "all_gather"}.
+/// Traffic by group and collective. Key: {group name, collective}, for example {"tp",
+/// "all_gather"}.
 using TrafficTable = std::map<std::pair<std::string, std::string>, Traffic>;
 
 /// A single collective of one rank.

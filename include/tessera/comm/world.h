@@ -32,7 +32,7 @@ struct WorldOptions {
 class World {
  public:
   virtual ~World() = default;
-  virtual int rank() const = 0;  ///< from 0
+  virtual int rank() const = 0;  ///< counted from 0
   virtual int size() const = 0;
   virtual int local_rank() const = 0;  ///< among the ranks of this host, from 0
   virtual const WorldOptions& options() const = 0;
@@ -105,7 +105,7 @@ WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If it throws, prints one line on
 /// standard error, with the rank and the message and without libtorch's stack, and ends the process
-/// with status 1 at once, so that peers that wait for this rank end too; other objects of main()
+/// with status 1 at once, so that ranks that wait for this rank end too; other objects of main()
 /// are not destroyed. Ignores SIGXFSZ: a file above the size limit is an error.
 ///
 ///   int main() {

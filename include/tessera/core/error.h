@@ -18,7 +18,7 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// The arguments, streamed one after another into one string.
+/// Concatenates the arguments, streamed one after another, into one string.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;

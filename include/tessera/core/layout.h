@@ -61,7 +61,7 @@ class Layout {
   /// twice or is out of range, or if one of several digits of a dimension has no extent.
   static LayoutPtr intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                           std::vector<PartialDim> partial = {});
-  /// Replicated on every mesh dimension.
+  /// The layout that is replicated on every mesh dimension.
   static LayoutPtr replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
   /// The number of layouts in this process.
   static std::size_t count();

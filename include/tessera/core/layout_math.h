@@ -56,8 +56,8 @@ std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t i
 
 /// The elements of a global tensor that a coordinate has.
 struct FlatPlace {
-  std::vector<std::int64_t> sizes;  ///< global
-  std::vector<Box> boxes;           ///< as owned_boxes() lists them
+  std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
+  std::vector<Box> boxes;           ///< in the order of owned_boxes()
   friend bool operator==(const FlatPlace&, const FlatPlace&) = default;
 };
 

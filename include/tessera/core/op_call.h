@@ -14,7 +14,7 @@ namespace tessera {
 
 /// The properties of a tensor that a sharding rule sees.
 struct TensorMeta {
-  std::vector<std::int64_t> sizes;  ///< global
+  std::vector<std::int64_t> sizes;  ///< global sizes
   std::int64_t itemsize = 4;        ///< bytes of an element
 
   int ndim() const { return static_cast<int>(sizes.size()); }

@@ -69,12 +69,12 @@ inline bool is_shard(const Placement& p, std::int64_t dim) {
   return p == Placement(Shard{dim});
 }
 
-/// "sum", "avg", "max", "min" or "product".
+/// The reduction's name: "sum", "avg", "max", "min" or "product".
 std::string to_string(ReduceOp op);
 /// The placement in PyTorch's notation: Shard(0), Replicate(), Partial(sum), _StridedShard(dim=0,
 /// sf=2).
 std::string to_string(const Placement& placement);
-/// The placements in brackets, comma-separated.
+/// The placements as text, in brackets and comma-separated.
 std::string to_string(const Placements& placements);
 /// Writes to_string(op).
 std::ostream& operator<<(std::ostream& stream, ReduceOp op);

@@ -29,7 +29,7 @@ struct ShardingRule {
   static constexpr std::int64_t kUnknown = -1;
   /// A part of one or several dimensions, of inputs and outputs, that are sharded together.
   struct Factor {
-    std::int64_t size = 1;  ///< positions
+    std::int64_t size = 1;  ///< number of positions
     /// The reduction by which outputs without the factor become Partial. nullopt: the factor stays
     /// unsharded if an output lacks it.
     std::optional<ReduceOp> reduction = std::nullopt;
@@ -48,7 +48,7 @@ struct ShardingRule {
   /// The factors of one tensor dimension. Empty if the dimension has size 1 (it broadcasts), or if
   /// it is an input dimension that must stay unsharded and corresponds to no other dimension.
   using Factors = std::vector<int>;            ///< indices in `factors`
-  using TensorFactors = std::vector<Factors>;  ///< of one tensor
+  using TensorFactors = std::vector<Factors>;  ///< the factors of all dimensions of one tensor
 
   std::vector<Factor> factors;
   std::vector<TensorFactors> inputs;  ///< one entry for each of OpCall::tensors

@@ -13,7 +13,7 @@ namespace tessera {
 
 /// Limits on the cost of parsing a JSON document. The defaults allow an index of model weights.
 struct JsonLimits {
-  int depth = 8;                    ///< of nested objects and arrays
+  int depth = 8;                    ///< of nesting objects and arrays
   std::size_t keys = 1'000'000;     ///< in the whole document
   std::size_t values = 10'000'000;  ///< numbers, lists, objects, ... in the whole document
 };

@@ -119,7 +119,7 @@ class DeviceMesh {
 DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> sizes,
                             std::vector<std::string> names);
 
-/// "DeviceMesh((dp=2, tp=2), cpu)".
+/// The mesh as text: "DeviceMesh((dp=2, tp=2), cpu)".
 std::string to_string(const DeviceMesh& mesh);
 /// Writes to_string(mesh).
 std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh);

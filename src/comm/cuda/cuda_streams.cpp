@@ -1,4 +1,4 @@
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// The lanes of a GPU. Part of libtessera_cuda.so: see cuda_backend.h.
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>

@@ -1,4 +1,4 @@
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// NCCL groups. Part of libtessera_cuda.so: see cuda_backend.h.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -84,7 +84,7 @@ class NcclGroup {
 
 }  // namespace tessera::comm
 
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// The set-up and the end of an NCCL group's process group.
 namespace tessera::comm {
 namespace {
 
@@ -232,7 +232,7 @@ void NcclGroup::abort() {
 
 }  // namespace tessera::comm
 
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// The collectives of an NCCL group.
 namespace tessera::comm {
 namespace {
 

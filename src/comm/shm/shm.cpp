@@ -241,7 +241,7 @@ namespace tessera::comm {
 namespace {
 
 template <class T>
-/// The type in which terms are added.
+/// The type in which the terms of a reduction are added.
 struct Accumulator {
   using type = T;
 };

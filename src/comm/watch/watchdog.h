@@ -46,7 +46,7 @@ class Watchdog {
   struct DeviceWork {
     std::function<bool()> is_done;
     BegunCall call;
-    bool ends_call;  ///< whether the call is done when this is
+    bool ends_call;  ///< whether the call ends with this device work
   };
   /// A wait that was reported, so that its end can be reported as well.
   struct Reported {

@@ -79,7 +79,7 @@ std::int64_t MeshShape::index(const std::vector<std::int64_t>& coordinate) const
   return out;
 }
 
-/// "(dp=2, tp=4)", or "(2, 4)" without names.
+/// The shape as text: "(dp=2, tp=4)", or "(2, 4)" without names.
 std::string to_string(const MeshShape& shape) {
   std::string out = "(";
   for (const auto& [dim, size] : ranges::views::enumerate(shape.sizes())) {

@@ -65,7 +65,7 @@ class Search {
   };
   // Ties go to the lower number, so the result does not depend on the heap's implementation.
   struct Entry {
-    double estimate = 0;  // of the whole path through this node
+    double estimate = 0;  // estimated cost of the whole path through this node
     std::size_t number = 0;
     friend bool operator<(const Entry& a, const Entry& b) {  // the queue's top is its largest
       return a.estimate != b.estimate ? a.estimate > b.estimate : a.number > b.number;

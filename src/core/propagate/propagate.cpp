@@ -387,7 +387,7 @@ class TensorGroupPropagation {
   const TensorGroup& group_;
   TensorGroupChooser chooser_;
   std::vector<Choice> choices_;
-  std::map<int, std::vector<Digit>> digits_;  // of the factors that are sharded
+  std::map<int, std::vector<Digit>> digits_;  // the digits of each sharded factor
 };
 
 }  // namespace

@@ -51,7 +51,7 @@ struct FactorPlacement {
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
-  int index = -1;  ///< of the factor, or in ShardingRule::linear
+  int index = -1;  ///< index of the factor, or index in ShardingRule::linear
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
@@ -83,11 +83,11 @@ class TensorGroupChooser {
  private:
   struct Input {
     int index = 0;
-    bool plain = false;  // not distributed
+    bool plain = false;  // whether the tensor is not distributed
     bool inplace = false;
-    std::int64_t bytes = 0;                                       // of the global tensor
-    std::vector<FactorPlacement> placements = {};                 // per mesh dimension
-    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // of each split factor
+    std::int64_t bytes = 0;                                       // size of the global tensor
+    std::vector<FactorPlacement> placements = {};                 // for each mesh dimension
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // by sharded factor
   };
   /// Ordered: first choices that move nothing, then by bytes.
   struct Cost {
@@ -115,9 +115,9 @@ class TensorGroupChooser {
   const OpCall& call_;
   std::span<const std::int64_t> mesh_sizes_;
   const ShardingRule::TensorGroup& group_;
-  std::vector<ShardingRule::Inplace> inplace_;  // of this group
-  std::vector<int> linear_;                     // of this group, in ShardingRule::linear
-  std::vector<Input> inputs_;                   // in-place ones first, then by size, largest first
+  std::vector<ShardingRule::Inplace> inplace_;  // the in-place pairs of this group
+  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
+  std::vector<Input> inputs_;  // in-place ones first, then by size, largest first
 };
 
 }  // namespace tessera

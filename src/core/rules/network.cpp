@@ -17,8 +17,8 @@ namespace {
 /// leading dimensions get the reduction sum if `reduce` is true.
 struct NormFactors {
   TensorFactors input;
-  TensorFactors normalised;  ///< of weight and bias
-  TensorFactors statistics;  ///< the leading factors, then size 1
+  TensorFactors normalised;  ///< factors of weight and bias
+  TensorFactors statistics;  ///< factors of the statistics: leading factors, then size 1
 
   NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {

@@ -158,7 +158,7 @@ std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& argum
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
   if (order == 0 || order == 1) {
-    kind = Kind::kNanSum;  // of absolute values, or a count
+    kind = Kind::kNanSum;  // a sum of absolute values, or a count
   }
   // The largest or the smallest absolute value.
   if (std::isinf(order)) {
@@ -238,7 +238,7 @@ namespace {
 /// The reductions for which a partial first tensor gives partial results.
 enum class Linearity {
   kNone,
-  kLinear,  ///< sums and averages
+  kLinear,  ///< sums and averages stay partial
   kMoves,   ///< every reduction, because elements only change places
 };
 

@@ -1,4 +1,4 @@
-// The environment of the process.
+// Reads settings from the environment of the process.
 #pragma once
 
 #include <dlfcn.h>

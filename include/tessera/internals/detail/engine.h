@@ -41,7 +41,7 @@ struct EngineAnswers {
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's engine except for these two functions. A test derives from it.
+/// libtorch's engine with the two functions of EngineAnswers. A test derives from it.
 class AnsweringEngine : public torch::autograd::Engine {
  public:
   AnsweringEngine() = default;
