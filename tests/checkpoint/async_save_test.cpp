@@ -57,7 +57,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
-    for (int step = 0; step < 20; ++step) {  // the program's collectives, among the save's
+    for (int step = 0; step < 20; ++step) {  // collectives of the program between those of the save
       EXPECT_EQ(testing::full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();
@@ -194,7 +194,7 @@ TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   EXPECT_CONTAINS(warnings.texts[0], "a checkpoint was not saved: ", "/file/step-00000001'");
 }
 
-/// In one process, so that one made by fork() can do it.
+/// Saves with one rank and no other thread, so that a process made by fork() can do it.
 void save_in_background(const std::filesystem::path& dir, std::int64_t step, int add) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
@@ -294,7 +294,7 @@ TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
 
 using testing::RanksOptions;
 
-/// Each call of rank 1 on its file takes 0.2 s, and it makes four or more.
+/// A time-out of 600 ms. Rank 1 makes four calls or more on its file, of 0.2 s each.
 RanksOptions short_time_out() {
   return {.world = {.timeout = std::chrono::milliseconds(600),
                     .watchdog = std::chrono::milliseconds(0)}};
@@ -304,7 +304,7 @@ std::string file_of_rank_1(const TemporaryFolder& dir, const std::string& prefix
   return dir.path().string() + "/step-00000001/" + prefix + "shard-00001";
 }
 
-/// The known model, or 4 MiB in one parameter.
+/// Saves or loads the known model or, if `large`, one parameter of 4 MiB.
 void save_or_load(Rank& rank, const std::filesystem::path& dir, bool saves, bool large = false) {
   const auto both = [&](const StateDict& state) {
     saves ? save(*rank.world(), dir, 1, state) : static_cast<void>(load(*rank.world(), dir, state));
@@ -400,7 +400,8 @@ struct Encoder : nn::Module<Encoder> {
   nn::Child<Layer> second{*this, "second", options()};
 };
 
-/// How a mesh of two dimensions splits it: by FSDP over the first, by a plan over the second.
+/// Splits the encoder by FSDP over the first mesh dimension and by a tensor-parallel plan over the
+/// second.
 void split(Encoder& model, const DeviceMesh& mesh) {
   using namespace tensor_parallel;
   testing::fill(model);
@@ -420,7 +421,7 @@ void train(Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
   optimizer.zero_grad();
 }
 
-/// Runs `body` with a model that has not been trained.
+/// Runs `body` with an untrained model on a mesh of these sizes.
 void on_mesh(const std::vector<std::int64_t>& sizes,
              const std::function<void(Rank&, Encoder&, optim::Sgd&, const DeviceMesh&)>& body) {
   RunOnMesh(sizes, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {

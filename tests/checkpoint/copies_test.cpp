@@ -36,7 +36,7 @@ void plan(Mlp& model, const DeviceMesh& mesh) {
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
-/// What a program did to the model, and along which dimensions it split its batch.
+/// A user's program: how it distributes the model, and the mesh dimensions that split its batch.
 struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
@@ -96,7 +96,8 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// Runs backward, then `use`; compares what that throws.
+/// Runs forward and backward of each program, then `use`, and compares the error with the expected
+/// one.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);
@@ -144,7 +145,8 @@ TEST(Copies, AreComparedByEverySave) {
   });
 }
 
-// Equal gradients at first, by zeros, tell nothing: with TESSERA_DEBUG=1 each step compares.
+// Gradients of zero are equal on all ranks at the first step; with TESSERA_DEBUG=1 each later step
+// compares too.
 TEST(Copies, AreComparedByEachStepIfAskedTo) {
   const testing::DebugChecks debug("1");
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -162,7 +164,8 @@ TEST(Copies, AreComparedByEachStepIfAskedTo) {
   EXPECT_CONTAINS(errors, "along dp");
 }
 
-// Experts that say so, buffers, frozen parameters and other roots differ as they like.
+// Parameters that are declared distinct, buffers, frozen parameters and parameters of other FSDP
+// roots may differ.
 TEST(Copies, MayDifferWhereTheyAreNone) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {
@@ -192,7 +195,7 @@ TEST(Copies, MayDifferWhereTheyAreNone) {
   });
 }
 
-// As where one rank had no rows for its expert.
+// The step counts of an expert differ if one rank had no rows for the expert.
 TEST(Copies, OfStepCountsAreComparedByASave) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {

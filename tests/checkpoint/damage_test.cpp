@@ -1,4 +1,4 @@
-// Steps with faults: damaged files, interrupted saves; and what tessera-ckpt says of a step.
+// Damaged files of steps, interrupted saves, and the report of tessera-ckpt about a step.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -53,7 +53,7 @@ TEST(DamagedStep, EveryByteOfTheManifestCounts) {
   EXPECT_ERROR(parse_manifest(text.substr(0, text.size() - 1), path), "is not valid");
 }
 
-/// A file some bytes of which are changed for a moment.
+/// A file of which single bytes are changed for the duration of a call.
 class ChangedFile {
  public:
   explicit ChangedFile(const std::filesystem::path& path)
@@ -75,7 +75,7 @@ class ChangedFile {
   std::fstream stream_;
 };
 
-/// Flips one bit of the byte at `at`; of the last byte, if `at` is -1.
+/// Flips one bit of the byte at `at`, or of the last byte if `at` is -1.
 void damage(const std::filesystem::path& path, std::int64_t at = -1) {
   std::string bytes = ReadFile(path);
   bytes[at < 0 ? bytes.size() - 1 : static_cast<std::size_t>(at)] ^= 1;
@@ -160,7 +160,7 @@ TEST(DamagedStep, IsRefusedOnAllRanksBeforeAnythingChanges) {
   expect("are not those that were written");
 }
 
-/// Whether all ranks get a DamagedStep if the second of them throws `error` as it reads.
+/// Whether all ranks get a DamagedStep if the second rank throws `error` while it reads.
 template <class Failure>
 bool IsDamage(const Failure& error) {
   std::atomic<int> ranks = 0;
@@ -174,7 +174,7 @@ bool IsDamage(const Failure& error) {
       ADD_FAILURE() << "nothing was thrown";
     } catch (const checkpoint::DamagedStep&) {
       ++ranks;
-    } catch (const Error&) {  // so is this one on all
+    } catch (const Error&) {  // all ranks must get this error too
     }
   });
   EXPECT_TRUE(ranks == 0 || ranks == 2) << ranks;
@@ -192,7 +192,7 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
   std::filesystem::remove(path);
-  std::filesystem::create_symlink(path, path);  // it can't be opened, and yet is there
+  std::filesystem::create_symlink(path, path);  // the link exists, but can't be opened
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {
@@ -402,7 +402,7 @@ void make_shards_of_others(const std::filesystem::path& step) {
   }
 }
 
-/// As PyTorch's writer leaves a folder.
+/// A folder as PyTorch's writer leaves it can be loaded without a manifest; a folder of ours can't.
 TEST(TorchHfShards, AreLoadedWithoutAManifestUnlikeOurs) {
   const TemporaryFolder dir;
   const auto step = dir / "step-00000001";
@@ -437,14 +437,14 @@ bool every_fault() {
   return std::getenv("TESSERA_EVERY_FAULT") != nullptr;
 }
 
-/// In this thread, so that a process made by fork() can do it.
+/// Saves in this thread, so that a process made by fork() can do it.
 void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// The save that is interrupted: it has all phases, removal of older steps among them.
+/// The save that is interrupted. It has all phases; one is the removal of older steps.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -454,7 +454,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// What must hold at any time during save_third(): the newest step is whole, and those before it.
+/// The invariant at any time during save_third(): the newest step and those before it are whole.
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -465,7 +465,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// How a process ended that saved.
+/// The end of a process that saved.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>
@@ -498,7 +498,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// "pwrite:3:EIO", for each call that save_third() makes and each thing that can happen there.
+/// All faults, like "pwrite:3:EIO": each action at each call that save_third() makes.
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -545,7 +545,7 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
       EXPECT_EQ(third, ending == Ending::kDone) << fault;
     }
     expect_whole_steps(dir.path(), fault);
-    save_alone(dir.path(), third ? 4 : 3, 5);  // the run, started again
+    save_alone(dir.path(), third ? 4 : 3, 5);  // the run is started again
     ExpectLoads(dir.path(), 5);
   }
   std::printf("%zu of %zu faults\n", count, faults.size());
@@ -560,8 +560,8 @@ TEST(InterruptedSave, ContinuesAfterASignalOrAShortWrite) {
   }
 }
 
-/// What a killed process has written is there; what a machine without power has written only if it
-/// was synced.
+/// After a kill, all bytes that were written are on the disk; after a power cut, only synced bytes
+/// are.
 TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -578,7 +578,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   for (const Change& change : list) {
     disk.apply(change);
     if (change.kind == Change::kWrite) {
-      continue;  // it leaves nothing on the disk by itself
+      continue;  // a write alone leaves nothing on the disk
     }
     for (const Lost lost : {Lost::kAll, Lost::kBytes}) {
       disk.write_after_power_cut(out, lost);
@@ -586,7 +586,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
       committed += fs::exists(out / kManifestOf3) ? 1 : 0;
     }
   }
-  // The save has ended, and so the step exists.
+  // The save has returned, so that the step must exist.
   EXPECT_EQ(ExpectLoads(out, 3), 3);
   EXPECT_GT(committed, 10);
   EXPECT_GT(list.size(), 30U);
@@ -630,7 +630,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
       for (const std::string& error : errors) {
         EXPECT_EQ(error, errors.front()) << name << " " << fault;
       }
-      // Where the fault was not met.
+      // The step exists if this fault was not reached.
       std::filesystem::remove_all(dir / "step-00000002");
       EXPECT_EQ(ExpectLoads(dir.path(), 1), 1) << name << " " << fault;
     }
@@ -640,7 +640,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
 
 constexpr const char* kDirVariable = "TESSERA_TEST_DIR";
 
-/// Run in processes by the test below.
+/// Run by processes of the test below.
 TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   const comm::WorldScope scope(comm::world_from_environment({.timeout = std::chrono::seconds(20)}));
   Rank rank(scope.world());
@@ -650,7 +650,8 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
 
 TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
   std::vector<std::pair<std::string, std::string>> phases = {
-      {"3", "pwrite:2:kill"}, {"0", "rename:3:kill"}};  // in the shards; of the manifest
+      {"3", "pwrite:2:kill"},
+      {"0", "rename:3:kill"}};  // while it writes shards; while it publishes the manifest
   if (every_fault()) {
     phases.insert(phases.end(), {{"0", "openat:1:kill"},
                                  {"0", "link:1:kill"},

@@ -70,7 +70,7 @@ TEST(LoadHuggingFace, ReadsByThreadsAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   load_hugging_face(net, folder.path());
   const auto took = std::chrono::steady_clock::now() - begin;
-  // Each call takes 0.2 s, those of the header one after another.
+  // Each call takes 0.2 s; the reads of the header are sequential.
   EXPECT_LT(took, std::chrono::milliseconds(180) * testing::SystemCallFault::calls("pread"));
   ExpectEqual(LocalValues(net), values);
 }
@@ -171,7 +171,7 @@ TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
                             values.at("embed.weight")));
     });
   };
-  // The files of programs that save a parameter under both its names.
+  // Some programs save a tied parameter under both names.
   values["head.weight"] = values.at("embed.weight").to(at::kDouble);
   load();
   values["head.weight"][10][4] += 1;
@@ -189,7 +189,7 @@ TEST(LoadHuggingFace, IgnoresTheRotaryBufferOfOldExports) {
   ExpectEqual(LocalValues(net), Values());
 }
 
-/// Expects that a folder is refused with `part` in the message, and that nothing was changed.
+/// Expects that the folder is refused with `part` in the message, and that the model is unchanged.
 void ExpectRefused(const std::filesystem::path& folder, const std::string& part) {
   Net net;
   for (const auto& [name, slot] : net.named_slots()) {
@@ -233,7 +233,7 @@ TEST(LoadHuggingFace, ChangesNothingWhenALaterShardIsTruncated) {
   ExpectRefused(folder.path(), "2.safetensors' is not a valid safetensors file");
 }
 
-/// The values of a Net under names as timm's ViT has them, and a tensor that the model has not.
+/// The values of a Net under the names of timm's ViT, and one tensor that the model lacks.
 Tensors ForeignValues() {
   Tensors foreign;
   foreign["visual.patch_embed.proj.weight"] = Values().at("embed.weight");
@@ -423,7 +423,7 @@ TEST_F(ModelFilesTest, OpensASingleFileOrTheShardsOfAnIndex) {
   EXPECT_CONTAINS(::testing::internal::GetCapturedStderr(), "9 bytes", "8");
 }
 
-// As an incomplete download leaves in the cache of Hugging Face.
+// An incomplete download leaves such links in the cache of Hugging Face.
 TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
   for (const std::string name : {kSingleFile, kIndexFile, "1.safetensors"}) {
     const TemporaryFolder folder;

@@ -1,4 +1,4 @@
-// Exports: whole models, adapters, and folders that hold a model already.
+// Exports of models and of adapters, and folders that have a model already.
 
 #include <nlohmann/json.hpp>
 
@@ -121,7 +121,7 @@ TEST(SaveHuggingFace, RefusesParametersThatDifferBetweenRanks) {
   EXPECT_TRUE(folder.files().empty());
 }
 
-/// A group in which one collective fails in a chosen way.
+/// A process group on which all_to_all() throws.
 class FailingGather final : public testing::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -139,7 +139,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // The program continues: the peer does not learn it from the program's end.
+    // The program continues, so that the peers can't learn the failure from its end.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });
@@ -267,7 +267,8 @@ TEST(SaveLora, RefusesWhatPeftCannotHold) {
   });
 }
 
-// As adapters of separate Linears: PEFT has no fused ones.
+// PEFT has no fused linear layers: the adapter of a fused layer is written as adapters of its
+// parts.
 TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
   TemporaryFolder folder;
   RunRanks(3, [&](Rank& rank) {
@@ -283,7 +284,7 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // The columns of a result are the rows of the weights.
+    // FusedLinear::split() splits columns; these are the rows of the weights.
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -330,7 +331,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// What was added, if it is the same for every value; nullopt for a mixture.
+/// The number that was added to all values; nullopt if it differs between values.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -344,7 +345,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Kills the export of `newer` over `older`, sizes of shards, at each of its system calls.
+/// Kills the export of `newer` over `older` at each of its system calls. Both are shard sizes.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;

@@ -54,7 +54,7 @@ TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
   const TemporaryFolder dir;
   SaveStep(dir / "four", 1);
   RunRanks(4, [&](Rank& rank) {
-    // Two rows a rank, so that none are left for the last.
+    // Each rank gets two rows, so that the last rank gets none.
     nn::Linear net(2, 6, nn::LinearOptions{false});
     net.slot("weight")->set(
         distribute_tensor(at::ones({6, 2}), rank.mesh({4}, {"dp"}), {Shard{0}}));
@@ -96,7 +96,7 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
     SavedState loaded(rank, {2, 1}, -1, /*tied=*/true);
     load(*rank.world(), dir.path(), loaded.dict());
     ExpectEqual(loaded.local(), tied.local());
-    // Both of two that are not tied.
+    // The saved values of a tied parameter go to both of two untied parameters.
     Net apart;
     Distribute(apart, rank.mesh({2, 1}, {"dp", "tp"}), Zeros());
     load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
@@ -191,7 +191,8 @@ TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
 TEST(ShardedCheckpoint, WritesCopiesOnceAndSpreadsThem) {
   const TemporaryFolder dir;
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    // Copies along dp, large enough to be divided; and a small one, on every rank.
+    // The weight is replicated over dp and large enough to be divided; the small bias is on every
+    // rank.
     nn::Linear net(512, 2049);
     net.slot("weight")->set(distribute_tensor(at::ones({2049, 512}), mesh["tp"], {Shard{0}}));
     net.slot("bias")->set(distribute_tensor(at::ones({2049}), mesh["tp"], {Replicate{}}));
@@ -229,7 +230,8 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
   });
 }
 
-// A run continues with a part of the model frozen; the optimizer has lost that part's state.
+// A run continues with a part of the model frozen, so that the optimizer lacks the state of this
+// part.
 TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
@@ -284,7 +286,7 @@ TEST(ShardedCheckpoint, ConvertsFloatsAndLeavesOtherSizes) {
   });
 }
 
-/// Tensors of 64 KiB; no two have the same values.
+/// 256 tensors of 64 KiB with different values.
 class SmallTensors : public nn::Module<SmallTensors> {
  public:
   explicit SmallTensors(std::int64_t first) {
@@ -295,7 +297,8 @@ class SmallTensors : public nn::Module<SmallTensors> {
   }
 };
 
-/// Four threads read 17 MiB in calls of a quarter each, and MiBs that two share twice.
+/// Four threads read 17 MiB. Each reads about a quarter in one call; a MiB that two threads share
+/// is read twice.
 TEST(ShardedCheckpoint, ReadsNeighboursTogether) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
@@ -322,7 +325,7 @@ TEST(ShardedCheckpoint, RefusesModelsThatDifferBetweenRanks) {
   EXPECT_TRUE(dir.files().empty());
 }
 
-// As of a model that was never sharded, trained by each rank alone.
+// A model that was not sharded, and that each rank has trained alone.
 TEST(ShardedCheckpoint, RefusesParametersOnNoMeshWhoseValuesDifferBetweenRanks) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -386,7 +389,7 @@ TEST(ShardedCheckpoint, RefusesASaveThatDiffersBetweenRanks) {
   EXPECT_EQ(ExpectLoads(dir.path(), 9), 2);
 }
 
-/// What a module of libtorch's keeps, as batch norm its running mean.
+/// A module of libtorch with a buffer, like the running mean of batch norm.
 class Stock : public torch::nn::Module {
  public:
   Stock() { mean = register_buffer("mean", at::zeros({3})); }
@@ -415,7 +418,7 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// What count() wrote is there, and what is not persistent is as it was made.
+/// Persistent buffers have the values of count(); the other buffers have their initial values.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
@@ -437,7 +440,7 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   RunRanks(3, [&](Rank& rank) {
     WithBuffers model;
     load(*rank.world(), dir.path(), {model});
-    nn::init_buffers(model);  // makes what was not saved
+    nn::init_buffers(model);  // fills the buffers that were not saved
     expect_counted(model);
     nn::check_initialized(model);
   });
@@ -490,7 +493,7 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
   });
 }
 
-/// As older programs wrote them.
+/// Older programs wrote folders without buffers.
 TEST(Buffers, StayAsTheyAreWhereAHuggingFaceFolderLacksThem) {
   const TemporaryFolder dir;
   WriteModel(dir / "model.safetensors",
@@ -529,7 +532,7 @@ TEST(Buffers, AreInStateDictsAlsoWithoutFrozenParameters) {
 
 using fsdp::drawing::DrawingModel;
 
-/// A model whose dropouts are modules, and its optimizer.
+/// A model whose dropouts are modules, with its optimizer.
 struct DroppingRun {
   explicit DroppingRun(const DeviceMesh& over) : mesh(over) {
     tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan_of(Replicate{}));
@@ -541,7 +544,7 @@ struct DroppingRun {
     optimizer.emplace(model, optim::AdamWOptions{.lr = 1e-2});
   }
   StateDict dict() { return {model, optim::named_state(*optimizer, model)}; }
-  /// The steps from `begin` on, of 4 rows.
+  /// Trains the steps [begin, end) with 4 rows each.
   void train(int begin, int end) {
     for (int step = begin; step < end; ++step) {
       const at::Tensor rows = fsdp::drawing::token_ids(4, step).chunk(
@@ -567,7 +570,7 @@ TEST(DropoutCalls, ContinueFromACheckpoint) {
       whole.train(2, 4);
       DroppingRun resumed(mesh);
       load(*rank.world(), dir.path(), resumed.dict());
-      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // two in a forward
+      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // two calls in a forward
       resumed.train(2, 4);
       ExpectEqual(LocalValues(resumed.model), LocalValues(whole.model));
     });

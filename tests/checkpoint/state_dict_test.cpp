@@ -133,7 +133,8 @@ TEST(StateDicts, LeaveFrozenParametersOut) {
     EXPECT_EQ(trained.size(), 2U);
     EXPECT_TRUE(trained.contains("middle.bias"));
     zero(net);
-    set_model_state_dict(*rank.world(), net, all, options);  // and takes no others
+    set_model_state_dict(*rank.world(), net, all,
+                         options);  // frozen parameters in the dict are ignored
     ExpectEqual(get_model_state_dict(*rank.world(), net, options), trained);
     EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
   });
@@ -242,7 +243,7 @@ TEST(StateDicts, CarryAnOptimizerFromOneMeshToAnotherBeforeItsFirstStep) {
 using testing::full_tensor;
 using testing::TemporaryFolder;
 
-/// An attention's projections in one.
+/// The projections of an attention layer in one parameter.
 class FusedNet : public nn::Module<FusedNet> {
  public:
   explicit FusedNet(std::int64_t groups, bool bias = true) {
@@ -253,7 +254,7 @@ class FusedNet : public nn::Module<FusedNet> {
   std::shared_ptr<nn::FusedLinear> qkv;
 };
 
-/// Another number for each element.
+/// Values that differ for each element.
 Tensors separate_values() {
   return {{"q.weight", at::arange(0, 24, at::kFloat).view({8, 3})},
           {"k.weight", at::arange(100, 112, at::kFloat).view({4, 3})},
@@ -263,7 +264,7 @@ Tensors separate_values() {
           {"v.bias", at::arange(500, 504, at::kFloat)}};
 }
 
-/// The rows of the parts in turn, one group after another.
+/// The fused value: for each group, the rows of q, k and v.
 at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   const Tensors values = separate_values();
   std::vector<at::Tensor> rows;
@@ -275,7 +276,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Layouts of the weight and the bias on 2 × 2: rows as they lie, and of two digits.
+/// Layouts of the rows on 2 × 2: split by both dimensions, by one, and with two digits.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};
@@ -341,7 +342,7 @@ TEST(FusedWeights, AreRefusedWhereAPartIsMissingOrOfAnotherSize) {
                "different: v.bias (file [5], model [4])");
 }
 
-/// The projections apart, without biases.
+/// Separate projections without biases.
 class Apart : public nn::Module<Apart> {
  public:
   Apart() {
@@ -406,12 +407,12 @@ comm::CommunicatorPtr AllRanks(const Rank& rank) {
   return rank.world()->group(ranks, "world");
 }
 
-/// 0, 1, 2, ... in `sizes`.
+/// The values 0, 1, 2, ... in `sizes`.
 at::Tensor Range(const Sizes& sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes);
 }
 
-/// Gathers on all ranks; on rank 0 checks that each element arrives once and where it belongs.
+/// Gathers on all ranks. On rank 0, checks that each element arrives once and at its place.
 void ExpectGathered(const Rank& rank, const at::Tensor& tensor, const at::Tensor& expected,
                     std::int64_t round_elements = 1 << 20) {
   at::Tensor found = at::full(expected.sizes(), -1, at::kFloat);
@@ -496,7 +497,8 @@ TEST(GatherBlocks, ConvertsTypesAndRefusesAPendingSum) {
   });
 }
 
-/// Each element in one piece, in the order of the block, and no piece larger than asked for.
+/// for_each_piece() visits each element of a block once, in order, in pieces of at most `most`
+/// elements.
 TEST(Pieces, CoverABlockInOrder) {
   const std::vector<std::vector<std::int64_t>> blocks = {{},     {7},       {5, 3},   {2, 11},
                                                          {0, 4}, {3, 0, 2}, {2, 3, 5}};

@@ -1,4 +1,4 @@
-// The steps of a run: which exist, which are removed; manifests and the states of objects.
+// The steps of a run: which exist and which are removed; manifests; the state of objects.
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -207,7 +207,7 @@ TEST(ShardedCheckpoint, RefusesAStepThatExistsAsAStepAFileOrAnUnfinishedSaveOfAn
   EXPECT_EQ(ExpectLoads(dir / "step-00000002", 4), 2);
 }
 
-/// Fewer files may be open than the step has.
+/// The limit of open files is lower than the number of the step's files.
 TEST(StoredStep, IsLoadedAFileAfterAnother) {
   const TemporaryFolder dir;
   RunRanks(10, [&](Rank& rank) {
@@ -270,7 +270,7 @@ TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
   }
 }
 
-/// A half of the columns: each thread reads parts of many granules.
+/// Reads half of the columns, so that each thread reads parts of many granules.
 TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});
@@ -329,7 +329,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t kLargest = std::numeric_limits<std::uint64_t>::max();
 
-/// With the checksum that such a text needs.
+/// The text of a manifest with a correct checksum.
 std::string Sealed(json root) {
   root.erase("crc32c");
   std::string text = root.dump();
@@ -395,7 +395,8 @@ TEST(HostileManifest, IsNeitherLoadedNorVerifiedWithoutChecksums) {
   EXPECT_ERROR(ExpectLoads(step, 0), "has no checksums");
 }
 
-/// As many as there are corners of a cube of 13 dimensions: each pair overlaps in some of them.
+/// One chunk for each corner of a cube of 13 dimensions: each pair of chunks overlaps in some
+/// dimensions.
 TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
   constexpr int kDims = 13;
   const TemporaryFolder dir;
@@ -467,7 +468,7 @@ TEST(Objects, AreSavedByRank0AndLoadedOnAllRanks) {
     Schedule schedule(0.25 + rank.rank());
     SaveFuture pending =
         async_save(*rank.world(), dir.path(), 1, with_objects(*net, {{"schedule", &schedule}}));
-    schedule.factor = 7;  // the next step's
+    schedule.factor = 7;  // the value of the next step
     pending.wait();
     load(*rank.world(), dir.path(), with_objects(*net, {{"schedule", &schedule}}));
     EXPECT_EQ(schedule.factor, 0.25);

@@ -1,4 +1,4 @@
-// How ranks compare what they have, and share a verdict of one of them.
+// Comparisons between ranks, and errors of one rank that all ranks report.
 #include "tessera/comm/agreement.h"
 
 #include <gmock/gmock.h>

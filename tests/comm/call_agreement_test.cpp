@@ -27,7 +27,7 @@ using testing::RanksOptions;
 
 constexpr auto kDiffer = "the ranks' calls since the last agreement differ: ";
 
-/// A gather that all ranks make, each for what it says.
+/// An all-gather with this purpose, on all ranks.
 void gather(Communicator& group, const std::string& purpose) {
   const PurposeScope scope(group, purpose);
   group.all_gather(at::zeros({2 * group.size()}), at::zeros({2}))->wait();
@@ -142,7 +142,7 @@ TEST_F(CallAgreement, TellsPeersOfAnErrorOfOneRank) {
   EXPECT_THAT(errors[1], HasSubstr("call 2 is an error (lost) on this rank"));
 }
 
-// As many as no message could need, and then some.
+// More calls than one message can list.
 TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
   for (const int different : {4000, 5000}) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -179,7 +179,7 @@ TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
   }
 }
 
-// Ending within the deadline of the fixture shows that no rank waits for the time-out.
+// The time-out is long: that the test ends shows that no rank waits for it.
 TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
   for (const bool met : {false, true}) {
     const auto errors = ErrorsOfRanks(

@@ -38,7 +38,7 @@ class Failures : public ::testing::TestWithParam<Case> {
  protected:
   const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
 
-  /// A time-out that no test of prompt detection waits for.
+  /// A long time-out, which no test of prompt detection reaches.
   static RanksOptions patient() { return on_hosts(GetParam().hosts); }
   static RanksOptions hasty() {
     RanksOptions options = patient();
@@ -84,7 +84,7 @@ TEST_P(Failures, ARankThatDoesNotComeIsATimeOut) {
         }
       },
       hasty());
-  // The first rank whose time is up says so; the other may learn it from that one.
+  // The first rank to time out reports it; the other rank may learn it from the first.
   EXPECT_THAT(errors[0] + errors[2], HasSubstr("300"));
   EXPECT_THAT(errors[0], HasSubstr("all_reduce in group 'all'"));
   EXPECT_THAT(errors[1], IsEmpty());
@@ -123,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
                          ::testing::Values(Case{"shm", "aaa"}, Case{"gloo", "aba"}),
                          [](const auto& info) { return std::string(info.param.backend); });
 
-/// The errors when rank 1 of 3 calls something else; then all make a call that must work.
+/// The errors if rank 1 of 3 makes another call. Afterwards all ranks make a call, which must
+/// succeed.
 std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
   return ErrorsOfRanks(3, [&](Rank& rank) {
     sum(rank);

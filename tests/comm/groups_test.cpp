@@ -1,5 +1,5 @@
-// Several tensors in one collective, in place where a back end can and packed elsewhere; and what
-// calls are for.
+// Several tensors in one collective: in place if the back end can, else packed. And the purposes of
+// calls.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -31,7 +31,7 @@ class Groups : public ::testing::TestWithParam<Case> {
   const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
 };
 
-// The last does not fit one round of shared memory.
+// The last count is larger than one round of shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {

@@ -68,7 +68,7 @@ TEST(JobVariables, AreReadFromTorchrunSlurmAndOpenMpi) {
 
 TEST(JobVariables, ASlurmAllocationWithoutATaskIsAWorldOfOne) {
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1);
-  // A batch script has them too; srun's step alone has ranks.
+  // A batch script has these variables too; only a step of srun has ranks.
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}).size, 1);
 }
 

@@ -26,7 +26,7 @@ using testing::TemporaryFolder;
 using testing::WriteFile;
 using Names = std::vector<std::string>;
 
-/// With room reserved, as files of known size are written.
+/// Writes a file with reserved room, as files of known size are written.
 void write_reserved(const std::filesystem::path& path, const std::string& text) {
   AtomicFile file(path);
   file.reserve(text.size());
@@ -35,7 +35,7 @@ void write_reserved(const std::filesystem::path& path, const std::string& text) 
   file.publish();
 }
 
-/// What the calls of write_reserved() are.
+/// The number of system calls that write_reserved() makes.
 int calls_of_one_file(const std::filesystem::path& folder) {
   const SystemCallFault counted(folder, "");
   write_reserved(folder / "f", "older");
@@ -186,7 +186,7 @@ TEST(Crc32c, IsThatOfTheStandard) {
   }
 }
 
-/// The sums of the first n bytes, for each n, computed bit by bit.
+/// The sums of the first n bytes for each n, computed bit by bit.
 std::vector<std::uint32_t> SumsByDefinition(std::span<const std::byte> bytes,
                                             std::uint32_t before) {
   std::vector<std::uint32_t> sums{before};

@@ -49,7 +49,7 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{64} << 20;
 
-/// Pages that the system had to clear for a vector of kBytes.
+/// The number of pages that the system clears for a vector of kBytes.
 [[maybe_unused]] long pages_cleared() {
   rusage before{};
   getrusage(RUSAGE_SELF, &before);

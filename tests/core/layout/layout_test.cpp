@@ -48,7 +48,7 @@ TEST(Layout, HasOneCanonicalForm) {
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// What each coordinate owns under digits as written, without canonicalising them together.
+/// The indices that each coordinate owns under the digits as written, without merging them.
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -98,8 +98,8 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
   }
 }
 
-/// Lists of digits over the same mesh dimensions that own the same are one object, where the two
-/// can be spelled as neighbours at all (extents >= 2, so that every digit shows).
+/// Two neighbouring digits that own the same indices as one digit are interned as this one digit
+/// (extents >= 2).
 TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   const testing::Indices mesh{2, 3};
   int merged = 0;
@@ -287,7 +287,7 @@ TEST(LayoutMath, ChunksAsTorchDoes) {
   }
 }
 
-/// Why a flattened group stands in for two mesh dimensions only where they divide.
+/// A flattened group can replace two mesh dimensions only if they divide the size.
 TEST(LayoutMath, NestedChunksOf2x2DifferFromChunksOf4ForMostUnevenSizes) {
   int differ = 0;
   const auto nested = Layout::intern({2, 2}, {{{0, {0, 1}}}});
@@ -332,7 +332,7 @@ TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
   });
 }
 
-/// Every element of every box is where global_indices says, and the boxes hold all elements.
+/// Each element of each box is at the place of global_indices(), and the boxes cover all elements.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     std::int64_t covered = 0;

@@ -81,8 +81,8 @@ bool owns_as_torch(const Layout& layout, const Placements& placements, const Ind
 }
 
 TEST(ToLayout, OrdersMeshDimensions) {
-  // Later mesh dimensions split the parts of the earlier ones; with FSDP over TP the first splits
-  // last.
+  // Later mesh dimensions split the parts of the earlier ones. For FSDP over TP the first mesh
+  // dimension splits last.
   EXPECT_EQ(to_layout({2, 2}, {Shard{0}, Shard{0}}, Indices{8}), order({2, 2}, {0, 1}));
   for (const std::int64_t size : {16, 7}) {
     EXPECT_EQ(to_layout({2, 4}, {StridedShard{0, 4}, Shard{0}}, Indices{size}),
@@ -169,8 +169,8 @@ TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
   }
 }
 
-/// Sizes that the mesh doesn't divide: PyTorch's FSDP cuts the tensor-parallel shard, so the order
-/// tp, dp of nested chunks is what its parameters own.
+/// Sizes that the mesh doesn't divide: FSDP cuts the tensor-parallel shard, so that parameters are
+/// nested chunks in the order tp, dp.
 TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};
@@ -255,7 +255,7 @@ Numbers numbers(const std::string& text) {
   return out;
 }
 
-/// "[A, B]" as a list; a comma inside parentheses separates nothing.
+/// Parses "[A, B]"; commas in parentheses do not separate items.
 Placements placements(const std::string& text) {
   Placements out;
   std::string item;

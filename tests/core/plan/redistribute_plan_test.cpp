@@ -139,12 +139,12 @@ struct BytesCase {
 
 TEST(RedistributePlan, CountsTheBytesThatOneRankSends) {
   const BytesCase cases[] = {
-      {{4}, {S0}, {R}, {8, 4}, 3 * 8 * 4},            // its 8 elements to 3 others
+      {{4}, {S0}, {R}, {8, 4}, 3 * 8 * 4},            // each rank sends its 8 elements to 3 others
       {{4}, {S0}, {R}, {7, 4}, 3 * 8 * 4},            // the largest shard decides
       {{4}, {P}, {S0}, {8, 4}, 24 * 4},               // all but its own quarter
-      {{4}, {P}, {R}, {8, 4}, 48 * 4},                // scatter, then gather
-      {{4}, {S0}, {S1}, {8, 4}, 6 * 4},               // of its 8 elements it keeps 2
-      {{2, 2}, {S0, S0}, {R, R}, {8, 4}, 3 * 8 * 4},  // flattened: the same as on 4
+      {{4}, {P}, {R}, {8, 4}, 48 * 4},                // a scatter, then a gather
+      {{4}, {S0}, {S1}, {8, 4}, 6 * 4},               // each rank keeps 2 of its 8 elements
+      {{2, 2}, {S0, S0}, {R, R}, {8, 4}, 3 * 8 * 4},  // one flattened group, like a mesh of 4
       {{4}, {R}, {S0}, {8, 4}, 0},
       {{4}, {S0}, {R}, {0, 4}, 0},
   };
@@ -343,7 +343,7 @@ TEST(PlanBytes, NeverMoreThanPyTorch) {
 
 }  // namespace
 
-// Random redistributions: every plan arrives, with the right values, by steps that are legal.
+// Random redistributions: each plan gives the right values by legal steps.
 
 namespace {
 
@@ -370,7 +370,7 @@ DrawnPlan random_case(unsigned seed) {
   return c;
 }
 
-/// What Step promises of `mesh_dims`: none of size 1, and the last of the digit in its order.
+/// Checks Step::mesh_dims: no dimension of size 1, and the last dimensions of a digit in its order.
 void expect_well_formed(const Step& step) {
   if (step.kind == StepKind::kAllReduce) {
     EXPECT_TRUE(std::is_sorted(step.mesh_dims.begin(), step.mesh_dims.end()));
@@ -416,7 +416,7 @@ void check(const DrawnPlan& c, const CostModel& model) {
   world.expect_correct(c.to);
 }
 
-// Under sanitizers each takes 25 ms.
+// Under sanitizers one case takes 25 ms.
 #ifdef TESSERA_SANITIZED
 constexpr unsigned kCases = 400;
 #else
@@ -438,8 +438,8 @@ TEST(PlanProperty, IsTheSamePlanEveryTime) {
   }
 }
 
-/// A flattened group cuts as one mesh dimension of the product would: its members' blocks, in the
-/// order of their ranks, are the blocks of torch.chunk.
+/// A flattened group cuts like one mesh dimension of the product of its sizes: the members' blocks,
+/// in the order of ranks, are those of torch.chunk.
 TEST(PlanProperty, FlattenedGroupsCutLikeOneMeshDimension) {
   int merged = 0;
   for (unsigned seed = 20000; seed < 24000; ++seed) {
@@ -475,8 +475,8 @@ TEST(PlanProperty, FlattenedGroupsCutLikeOneMeshDimension) {
 
 }  // namespace
 
-// docs/redistribution.md lists what the planner sends, and never more than what PyTorch was
-// measured to; and between two placements on one mesh dimension it is what the formula says.
+// docs/redistribution.md lists the bytes that the planner sends, which are never more than those
+// measured with PyTorch. For one mesh dimension they follow a formula.
 
 namespace {
 
@@ -531,7 +531,7 @@ Placements placements_in(const std::string& text) {
   return result;
 }
 
-/// The row of these cells as it should be: with what the planner moves, in bold where that is less.
+/// The correct row for these cells: the planner's bytes, in bold if they are less than PyTorch's.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);
@@ -584,7 +584,7 @@ TEST(OneMeshDimension, SendsWhatTheFormulasSay) {
       EXPECT_EQ(elements(Partial{}, Shard{0}), (p - 1) * of_rows);
       EXPECT_EQ(elements(Partial{}, Shard{1}), (p - 1) * of_columns);
       EXPECT_EQ(elements(Partial{}, Replicate{}), 2 * (numel - numel / p));
-      // An exchange sends all but the part that the rank has afterwards.
+      // In an exchange each rank sends everything but the part that it has afterwards.
       const auto last = std::max<std::int64_t>(0, columns - (p - 1) * chunk(columns, p));
       EXPECT_EQ(elements(Shard{0}, Shard{1}), chunk(rows, p) * (columns - last));
       EXPECT_EQ(elements(Replicate{}, Shard{0}), 0);

@@ -40,7 +40,8 @@ TEST(Propagate, BringsTheOtherInputToTheOrderOfTheLarger) {
   EXPECT_EQ(decided.outputs[0], large);
 }
 
-/// Or it would gather, and the others would not.
+/// The choice must not depend on the batch: a rank without rows would gather while the others do
+/// not.
 TEST(Propagate, ARankWithoutRowsChoosesAsTheOthersDo) {
   const LayoutPtr rows = Layout::intern(kMesh, {{{0, {1}}}, {}}, {});
   const LayoutPtr whole = Layout::intern(kMesh, {{}}, {});
@@ -75,7 +76,7 @@ TEST(Propagate, ViewsFollowTheFactors) {
                                           {{{3, {}}, {8, {1}}}},
                                           {{{3, {}}, {8, {1}}}},
                                           {{}, {{0, {1}}}}},
-                                         // Rows of sequences that a rank has none of.
+                                         // The rank has no sequences.
                                          {"no elements",
                                           {0, 26, 20},
                                           {0, 20},
@@ -162,7 +163,7 @@ TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
   EXPECT_EQ(decided.outputs[2], nullptr);
 }
 
-// On mesh dimension 0 the first is in 4 parts already, the second is not.
+// On mesh dimension 0 the first tensor is in 4 parts already; the second is whole.
 TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
   const std::vector<std::int64_t> mesh{4, 2};
   const LayoutPtr in_parts = Layout::intern(mesh, {{{0, {1}}}, {{0, {0}}}});
@@ -198,7 +199,7 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   const auto decided = decide(attention, {heads, heads, heads});
   EXPECT_EQ(decided.inputs, std::vector<LayoutPtr>(3, heads));
   EXPECT_EQ(decided.outputs[0], heads);
-  // Four ways do not divide two key heads: the query's last cut is not theirs.
+  // Four ways do not divide two key heads, so that the query's last cut differs from the keys'.
   const LayoutPtr four = layout({{}, {{0, {0, 1}}}, {}, {}});
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
@@ -250,8 +251,8 @@ TEST(RuleRegistry, CoversNoInplaceCallThatWouldGrowItsTensor) {
 
 }  // namespace
 
-// What propagate() decides for calls that the table of tests/dtensor/family does not list: which
-// inputs move, and how the results lie.
+// The decisions of propagate() for calls that are not in the table of tests/dtensor/family: the
+// layouts of inputs and results.
 
 namespace {
 
@@ -261,9 +262,10 @@ using Mesh = std::vector<std::int64_t>;
 struct Expectation {
   const char* op;              ///< without "aten::"
   std::vector<Sizes> tensors;  ///< the first arguments
-  std::vector<Argument> args;  ///< those after them
-  const char* before;          ///< how the tensors lie: "S0 R", on two mesh dimensions "S0,R R,P"
-  const char* decided;         ///< how they are wanted, and the results: "S0 R -> S0"
+  std::vector<Argument> args;  ///< the arguments after the tensors
+  const char* before;  ///< the layouts of the tensors: "S0 R", on two mesh dimensions "S0,R R,P"
+  const char*
+      decided;  ///< the wanted layouts of the inputs, and those of the results: "S0 R -> S0"
   Mesh mesh = {2};
 };
 
@@ -271,7 +273,7 @@ void PrintTo(const Expectation& expectation, std::ostream* out) {
   *out << expectation.op << " " << expectation.before;
 }
 
-/// "-" is a plain tensor.
+/// The layouts of the tensors. "-" is a plain tensor.
 std::vector<LayoutPtr> layouts(const Expectation& expectation) {
   std::vector<LayoutPtr> result;
   const auto parts = testing::split(expectation.before, ' ');
@@ -357,7 +359,8 @@ INSTANTIATE_TEST_SUITE_P(
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kSigned, 4}}, "P", "R -> R"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"}));
 
-// In place, the result must lie as the tensor does: the others are brought to it.
+// The result of an in-place call has the tensor's layout: the other arguments are redistributed to
+// it.
 INSTANTIATE_TEST_SUITE_P(
     Inplace, RuleExpectations,
     ::testing::Values(
